@@ -161,7 +161,9 @@ type RunRequest struct {
 	Wait     bool   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"`
 	// If the pod exists with another manifest and came from Run too, changed images and resources are
 	// applied in place. Other changes fail unless replace is set, which replaces the pod.
-	Replace       bool `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`
+	Replace bool `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`
+	// Start no pods. With several files, those of one may need the objects of another.
+	ObjectsOnly   bool `protobuf:"varint,5,opt,name=objects_only,json=objectsOnly,proto3" json:"objects_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,6 +226,13 @@ func (x *RunRequest) GetReplace() bool {
 	return false
 }
 
+func (x *RunRequest) GetObjectsOnly() bool {
+	if x != nil {
+		return x.ObjectsOnly
+	}
+	return false
+}
+
 type RunEvent struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -245,7 +254,7 @@ type RunEvent struct {
 	Settled bool `protobuf:"varint,11,opt,name=settled,proto3" json:"settled,omitempty"`
 	// Set in an event that isn't about a pod: an object of the file has no effect, and why.
 	Note string `protobuf:"bytes,12,opt,name=note,proto3" json:"note,omitempty"`
-	// The kind of a workload, in lower case, if the event isn't about a pod.
+	// The kind of a workload or object, in lower case, if the event isn't about a pod.
 	Kind          string `protobuf:"bytes,13,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5249,6 +5258,308 @@ func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_api_v1_husk_proto_rawDescGZIP(), []int{79}
 }
 
+type ListObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsRequest) Reset() {
+	*x = ListObjectsRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsRequest) ProtoMessage() {}
+
+func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
+func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+}
+
+type ListObjectsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Objects       []*Object              `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsResponse) Reset() {
+	*x = ListObjectsResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsResponse) ProtoMessage() {}
+
+func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
+func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ListObjectsResponse) GetObjects() []*Object {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+type Object struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty for an object in none
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	File          string                 `protobuf:"bytes,4,opt,name=file,proto3" json:"file,omitempty"`                             // that Run got it from
+	CreatedNs     int64                  `protobuf:"varint,5,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // Unix time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Object) Reset() {
+	*x = Object{}
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Object) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Object) ProtoMessage() {}
+
+func (x *Object) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Object.ProtoReflect.Descriptor instead.
+func (*Object) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *Object) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Object) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Object) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Object) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *Object) GetCreatedNs() int64 {
+	if x != nil {
+		return x.CreatedNs
+	}
+	return 0
+}
+
+type RemoveFileRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	File     string                 `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Manifest []byte                 `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	Force    bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"` // stop running pods first
+	// With several files, the pods of all go before the objects.
+	SkipPods      bool `protobuf:"varint,4,opt,name=skip_pods,json=skipPods,proto3" json:"skip_pods,omitempty"`
+	SkipObjects   bool `protobuf:"varint,5,opt,name=skip_objects,json=skipObjects,proto3" json:"skip_objects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveFileRequest) Reset() {
+	*x = RemoveFileRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveFileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveFileRequest) ProtoMessage() {}
+
+func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
+func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *RemoveFileRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *RemoveFileRequest) GetManifest() []byte {
+	if x != nil {
+		return x.Manifest
+	}
+	return nil
+}
+
+func (x *RemoveFileRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RemoveFileRequest) GetSkipPods() bool {
+	if x != nil {
+		return x.SkipPods
+	}
+	return false
+}
+
+func (x *RemoveFileRequest) GetSkipObjects() bool {
+	if x != nil {
+		return x.SkipObjects
+	}
+	return false
+}
+
+type RemoveFileEvent struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // in lower case
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// A line for people about an object that was not removed, such as "is not there".
+	Note          string `protobuf:"bytes,4,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveFileEvent) Reset() {
+	*x = RemoveFileEvent{}
+	mi := &file_api_v1_husk_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveFileEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveFileEvent) ProtoMessage() {}
+
+func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveFileEvent.ProtoReflect.Descriptor instead.
+func (*RemoveFileEvent) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *RemoveFileEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *RemoveFileEvent) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RemoveFileEvent) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemoveFileEvent) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 var File_api_v1_husk_proto protoreflect.FileDescriptor
 
 const file_api_v1_husk_proto_rawDesc = "" +
@@ -5263,13 +5574,14 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\aruntime\x18\x04 \x01(\tR\aruntime\x12\x12\n" +
 	"\x04root\x18\x05 \x01(\tR\x04root\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x10\n" +
-	"\x03pid\x18\a \x01(\x05R\x03pid\"j\n" +
+	"\x03pid\x18\a \x01(\x05R\x03pid\"\x8d\x01\n" +
 	"\n" +
 	"RunRequest\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x12\n" +
 	"\x04wait\x18\x03 \x01(\bR\x04wait\x12\x18\n" +
-	"\areplace\x18\x04 \x01(\bR\areplace\"\xd2\x02\n" +
+	"\areplace\x18\x04 \x01(\bR\areplace\x12!\n" +
+	"\fobjects_only\x18\x05 \x01(\bR\vobjectsOnly\"\xd2\x02\n" +
 	"\bRunEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -5642,7 +5954,28 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x13RemoveVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x16\n" +
-	"\x14RemoveVolumeResponse2\xb0\x0f\n" +
+	"\x14RemoveVolumeResponse\"\x14\n" +
+	"\x12ListObjectsRequest\"@\n" +
+	"\x13ListObjectsResponse\x12)\n" +
+	"\aobjects\x18\x01 \x03(\v2\x0f.husk.v1.ObjectR\aobjects\"\x81\x01\n" +
+	"\x06Object\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04file\x18\x04 \x01(\tR\x04file\x12\x1d\n" +
+	"\n" +
+	"created_ns\x18\x05 \x01(\x03R\tcreatedNs\"\x99\x01\n" +
+	"\x11RemoveFileRequest\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
+	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x1b\n" +
+	"\tskip_pods\x18\x04 \x01(\bR\bskipPods\x12!\n" +
+	"\fskip_objects\x18\x05 \x01(\bR\vskipObjects\"k\n" +
+	"\x0fRemoveFileEvent\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note2\xb0\x0f\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -5678,7 +6011,11 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x012\xa0\x01\n" +
 	"\aVolumes\x12H\n" +
 	"\vListVolumes\x12\x1b.husk.v1.ListVolumesRequest\x1a\x1c.husk.v1.ListVolumesResponse\x12K\n" +
-	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponseB%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
+	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponse2\x99\x01\n" +
+	"\aObjects\x12H\n" +
+	"\vListObjects\x12\x1b.husk.v1.ListObjectsRequest\x1a\x1c.husk.v1.ListObjectsResponse\x12D\n" +
+	"\n" +
+	"RemoveFile\x12\x1a.husk.v1.RemoveFileRequest\x1a\x18.husk.v1.RemoveFileEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
 var (
 	file_api_v1_husk_proto_rawDescOnce sync.Once
@@ -5692,7 +6029,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -5774,6 +6111,11 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*Volume)(nil),                    // 77: husk.v1.Volume
 	(*RemoveVolumeRequest)(nil),       // 78: husk.v1.RemoveVolumeRequest
 	(*RemoveVolumeResponse)(nil),      // 79: husk.v1.RemoveVolumeResponse
+	(*ListObjectsRequest)(nil),        // 80: husk.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 81: husk.v1.ListObjectsResponse
+	(*Object)(nil),                    // 82: husk.v1.Object
+	(*RemoveFileRequest)(nil),         // 83: husk.v1.RemoveFileRequest
+	(*RemoveFileEvent)(nil),           // 84: husk.v1.RemoveFileEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -5803,75 +6145,80 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	69, // 24: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
 	72, // 25: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
 	77, // 26: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	0,  // 27: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 28: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 29: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 30: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 31: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 32: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	15, // 33: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
-	17, // 34: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
-	18, // 35: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19, // 36: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
-	20, // 37: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	22, // 38: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	24, // 39: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	24, // 40: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	29, // 41: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	31, // 42: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	34, // 43: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	41, // 44: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	42, // 45: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	45, // 46: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	47, // 47: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	49, // 48: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	51, // 49: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	54, // 50: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	56, // 51: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	60, // 52: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	62, // 53: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	67, // 54: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	70, // 55: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	73, // 56: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	75, // 57: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	78, // 58: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	1,  // 59: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 60: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 61: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 62: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 63: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 64: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 65: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 66: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 67: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	14, // 68: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
-	21, // 69: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	23, // 70: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	27, // 71: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	27, // 72: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	30, // 73: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	33, // 74: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	35, // 75: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	43, // 76: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	43, // 77: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	46, // 78: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	48, // 79: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	50, // 80: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	52, // 81: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	55, // 82: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	57, // 83: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	61, // 84: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	63, // 85: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	68, // 86: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	71, // 87: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	74, // 88: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	76, // 89: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	79, // 90: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	59, // [59:91] is the sub-list for method output_type
-	27, // [27:59] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	82, // 27: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	0,  // 28: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 29: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 30: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 31: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 32: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 33: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15, // 34: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17, // 35: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18, // 36: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19, // 37: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
+	20, // 38: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	22, // 39: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	24, // 40: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	24, // 41: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	29, // 42: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	31, // 43: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	34, // 44: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	41, // 45: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	42, // 46: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	45, // 47: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	47, // 48: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	49, // 49: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	51, // 50: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	54, // 51: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	56, // 52: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	60, // 53: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	62, // 54: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	67, // 55: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	70, // 56: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	73, // 57: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	75, // 58: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	78, // 59: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	80, // 60: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	83, // 61: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	1,  // 62: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 63: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 64: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 65: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 66: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 67: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 68: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 69: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 70: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	14, // 71: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
+	21, // 72: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	23, // 73: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	27, // 74: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	27, // 75: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	30, // 76: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	33, // 77: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	35, // 78: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	43, // 79: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	43, // 80: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	46, // 81: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	48, // 82: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	50, // 83: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	52, // 84: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	55, // 85: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	57, // 86: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	61, // 87: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	63, // 88: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	68, // 89: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	71, // 90: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	74, // 91: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	76, // 92: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	79, // 93: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	81, // 94: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	84, // 95: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	62, // [62:96] is the sub-list for method output_type
+	28, // [28:62] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -5901,9 +6248,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   80,
+			NumMessages:   85,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

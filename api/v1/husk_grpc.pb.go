@@ -59,7 +59,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type HuskClient interface {
 	Version(ctx context.Context, in *VersionRequest, opts ...grpc.CallOption) (*VersionResponse, error)
-	// Run starts the pods of the manifest documents in one file. The stream ends when every pod is
+	// Run keeps the objects of the manifest documents in one file, puts its policies in force, and
+	// starts its pods. The stream ends when every pod is
 	// admitted or, with wait, when every pod is ready or, if its restartPolicy is not Always,
 	// completed.
 	Run(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RunEvent], error)
@@ -500,7 +501,8 @@ type Husk_ShutdownClient = grpc.ServerStreamingClient[ShutdownEvent]
 // for forward compatibility.
 type HuskServer interface {
 	Version(context.Context, *VersionRequest) (*VersionResponse, error)
-	// Run starts the pods of the manifest documents in one file. The stream ends when every pod is
+	// Run keeps the objects of the manifest documents in one file, puts its policies in force, and
+	// starts its pods. The stream ends when every pod is
 	// admitted or, with wait, when every pod is ready or, if its restartPolicy is not Always,
 	// completed.
 	Run(*RunRequest, grpc.ServerStreamingServer[RunEvent]) error
@@ -1425,5 +1427,157 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
+	Objects_ListObjects_FullMethodName = "/husk.v1.Objects/ListObjects"
+	Objects_RemoveFile_FullMethodName  = "/husk.v1.Objects/RemoveFile"
+)
+
+// ObjectsClient is the client API for Objects service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Objects has what Run keeps beside pods and workloads: config maps, secrets, claims, volumes, network
+// policies and the labels of namespaces. Remove removes them by KIND/[NAMESPACE/]NAME.
+type ObjectsClient interface {
+	ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error)
+	// RemoveFile removes what a manifest declares. The volumes of its claims stay.
+	RemoveFile(ctx context.Context, in *RemoveFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoveFileEvent], error)
+}
+
+type objectsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewObjectsClient(cc grpc.ClientConnInterface) ObjectsClient {
+	return &objectsClient{cc}
+}
+
+func (c *objectsClient) ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListObjectsResponse)
+	err := c.cc.Invoke(ctx, Objects_ListObjects_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *objectsClient) RemoveFile(ctx context.Context, in *RemoveFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RemoveFileEvent], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Objects_ServiceDesc.Streams[0], Objects_RemoveFile_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RemoveFileRequest, RemoveFileEvent]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Objects_RemoveFileClient = grpc.ServerStreamingClient[RemoveFileEvent]
+
+// ObjectsServer is the server API for Objects service.
+// All implementations must embed UnimplementedObjectsServer
+// for forward compatibility.
+//
+// Objects has what Run keeps beside pods and workloads: config maps, secrets, claims, volumes, network
+// policies and the labels of namespaces. Remove removes them by KIND/[NAMESPACE/]NAME.
+type ObjectsServer interface {
+	ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error)
+	// RemoveFile removes what a manifest declares. The volumes of its claims stay.
+	RemoveFile(*RemoveFileRequest, grpc.ServerStreamingServer[RemoveFileEvent]) error
+	mustEmbedUnimplementedObjectsServer()
+}
+
+// UnimplementedObjectsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedObjectsServer struct{}
+
+func (UnimplementedObjectsServer) ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListObjects not implemented")
+}
+func (UnimplementedObjectsServer) RemoveFile(*RemoveFileRequest, grpc.ServerStreamingServer[RemoveFileEvent]) error {
+	return status.Error(codes.Unimplemented, "method RemoveFile not implemented")
+}
+func (UnimplementedObjectsServer) mustEmbedUnimplementedObjectsServer() {}
+func (UnimplementedObjectsServer) testEmbeddedByValue()                 {}
+
+// UnsafeObjectsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ObjectsServer will
+// result in compilation errors.
+type UnsafeObjectsServer interface {
+	mustEmbedUnimplementedObjectsServer()
+}
+
+func RegisterObjectsServer(s grpc.ServiceRegistrar, srv ObjectsServer) {
+	// If the following call panics, it indicates UnimplementedObjectsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Objects_ServiceDesc, srv)
+}
+
+func _Objects_ListObjects_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListObjectsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ObjectsServer).ListObjects(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Objects_ListObjects_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ObjectsServer).ListObjects(ctx, req.(*ListObjectsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Objects_RemoveFile_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RemoveFileRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ObjectsServer).RemoveFile(m, &grpc.GenericServerStream[RemoveFileRequest, RemoveFileEvent]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Objects_RemoveFileServer = grpc.ServerStreamingServer[RemoveFileEvent]
+
+// Objects_ServiceDesc is the grpc.ServiceDesc for Objects service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Objects_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Objects",
+	HandlerType: (*ObjectsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListObjects",
+			Handler:    _Objects_ListObjects_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "RemoveFile",
+			Handler:       _Objects_RemoveFile_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "api/v1/husk.proto",
 }

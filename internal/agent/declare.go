@@ -62,10 +62,7 @@ func (a *Agent) Declare(set source.Set) {
 		case !ok || mustRecreate(set.Kind, d.pod, rec.declared()):
 			obsolete = append(obsolete, w)
 		case len(set.Unread) > 0: // an object that is missing may be in an unreadable file
-			objects := manifest.Objects{}
-			maps.Copy(objects, rec.Objects)
-			maps.Copy(objects, d.objects)
-			changed[w] = objects
+			changed[w] = rec.Objects.With(d.objects)
 		default:
 			changed[w] = d.objects
 		}
@@ -93,6 +90,33 @@ func (a *Agent) Declare(set source.Set) {
 		}
 	}
 	a.reconcileDeclared()
+}
+
+// Share gives pods new versions of the objects that they refer to, of whatever source. A pod keeps
+// its copy of an object that is not among them. Pods of an API server have objects of their own.
+func (a *Agent) Share(all manifest.Objects) {
+	a.declaring.Lock()
+	defer a.declaring.Unlock()
+	a.mu.Lock()
+	for kind, declared := range a.declared {
+		for name, d := range declared {
+			if kind != source.API {
+				d.objects = d.objects.With(all.Of(d.pod))
+				declared[name] = d
+			}
+		}
+	}
+	workers := slices.Collect(maps.Values(a.workers))
+	a.mu.Unlock()
+	for _, w := range workers {
+		rec := w.record()
+		if strings.HasPrefix(rec.Source, string(source.API)) || rec.Want == podplan.Remove {
+			continue
+		}
+		if err := w.setObjects(rec.Objects.With(all.Of(rec.Pod))); err != nil {
+			a.cfg.Log.Error("agent: updating the objects of a pod failed", "pod", w.name(), "error", err)
+		}
+	}
 }
 
 // mustRecreate reports whether an existing pod can't be changed into the declared one.

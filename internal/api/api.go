@@ -18,6 +18,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
@@ -36,6 +37,7 @@ import (
 type Config struct {
 	Agent      *agent.Agent
 	Workloads  *controller.Controller
+	Objects    *objects.Store
 	Containers *container.Service
 	Sandboxes  *sandbox.Service
 	Images     *image.Store
@@ -71,8 +73,10 @@ type Server struct {
 
 // Register registers the API with a gRPC server.
 func Register(to grpc.ServiceRegistrar, cfg Config) {
-	huskv1.RegisterHuskServer(to, &Server{Config: cfg})
-	huskv1.RegisterVolumesServer(to, volumeServer{volumes: volume.Volumes{Root: cfg.Root, State: cfg.State}})
+	s, volumes := &Server{Config: cfg}, volume.Volumes{Root: cfg.Root, State: cfg.State}
+	huskv1.RegisterHuskServer(to, s)
+	huskv1.RegisterVolumesServer(to, volumeServer{volumes: volumes, objects: cfg.Objects})
+	huskv1.RegisterObjectsServer(to, objectServer{server: s, volumes: volumes})
 }
 
 // Unary converts the errors of all services on the socket to gRPC statuses.

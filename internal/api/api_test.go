@@ -22,13 +22,16 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/podlogs"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
@@ -95,7 +98,9 @@ func serve(t *testing.T) served {
 	s := served{ended: make(chan struct{})}
 	server := grpc.NewServer(grpc.UnaryInterceptor(Unary), grpc.StreamInterceptor(Stream))
 	Register(server, Config{
-		Agent: a, Containers: containers, Sandboxes: sandboxes, Images: images, Runtime: "runc 1.1.5", Root: dir, State: state, Node: "n",
+		Agent: a, Containers: containers, Sandboxes: sandboxes, Images: images, Runtime: "runc 1.1.5", Root: dir,
+		Objects: objects.New(objects.Config{Journal: records, Deliver: func(source.Set, manifest.Objects) {}}),
+		State:   state, Node: "n",
 		Doctor: func(context.Context) []*huskv1.Check { return []*huskv1.Check{{Name: "kernel", Level: "ok"}} },
 		End:    func() { close(s.ended) },
 	})

@@ -12,6 +12,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
@@ -108,7 +109,7 @@ func (s *Server) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.Sto
 	return &huskv1.StopResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
 }
 
-// Remove removes a pod that isn't running, or a workload with its pods.
+// Remove removes a pod that isn't running, a workload with its pods, or an object.
 func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
 	if ref, ok := workload.ParseRef(req.Name, manifest.DefaultNamespace); ok {
 		err := s.Workloads.Remove(ctx, ref)
@@ -119,6 +120,13 @@ func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1
 			return nil, err
 		}
 		return &huskv1.RemoveResponse{Namespace: ref.Namespace, Name: ref.Name, Kind: strings.ToLower(string(ref.Kind))}, nil
+	}
+	if o, ok := objects.ParseName(req.Name); ok {
+		err := removeObject(ctx, s.Objects, o)
+		if _, pod := s.findPod(req.Name); errdefs.IsNotFound(err) && pod == nil {
+			return s.removePod(ctx, req)
+		}
+		return &huskv1.RemoveResponse{Namespace: o.Namespace, Name: o.Name, Kind: strings.ToLower(o.Kind)}, err
 	}
 	return s.removePod(ctx, req)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,20 +21,20 @@ import (
 // sourceRun is the source of pods that were started by Run.
 const sourceRun = "run"
 
-// Run starts the pods of a manifest.
+// Run keeps the objects of a manifest and starts its pods.
 func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[huskv1.RunEvent]) error {
 	began := time.Now()
 	file := req.File
 	if file == "-" {
 		file = "standard input"
 	}
-	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun})
+	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun, Policies: s.Objects.Policies()})
 	if err != nil {
 		return err
 	}
-	pods := parsed.Pods
-	if len(pods)+len(parsed.Workloads)+len(parsed.Unused) == 0 {
-		return errdefs.ErrInvalidArgument.WithMessage(file + ": it contains no pod: put config maps and secrets beside the pods that use them")
+	unchanged, err := s.Objects.Keep(stream.Context(), parsed.Documents, file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
 	}
 	var sending sync.Mutex
 	send := func(ev *huskv1.RunEvent) error {
@@ -42,6 +43,18 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		ev.ElapsedNs = int64(time.Since(began))
 		return stream.Send(ev)
 	}
+	for i, doc := range parsed.Documents {
+		ev := &huskv1.RunEvent{Kind: strings.ToLower(doc.Kind), Namespace: doc.Namespace, Name: doc.Name, Message: "kept", Settled: true}
+		if unchanged[i] {
+			ev.Message, ev.Unchanged = "unchanged", true
+		}
+		if err := send(ev); err != nil {
+			return err
+		}
+	}
+	if req.ObjectsOnly {
+		return nil
+	}
 	for _, unused := range parsed.Unused {
 		if err := send(&huskv1.RunEvent{Note: fmt.Sprintf("%s: %v", file, unused)}); err != nil {
 			return err
@@ -49,13 +62,14 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	}
 	// One pod that fails doesn't end the wait for the others.
 	var all sync.WaitGroup
+	pods, objects := parsed.Pods, s.Objects.All()
 	failures := make([]error, len(pods)+len(parsed.Workloads))
 	for i := range pods {
-		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], parsed.Objects, req, send) })
+		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], objects, req, send) })
 	}
 	for i, w := range parsed.Workloads {
 		all.Go(func() {
-			failures[len(pods)+i] = s.runWorkload(stream.Context(), w, parsed.Objects, req, send)
+			failures[len(pods)+i] = s.runWorkload(stream.Context(), w, objects, req, send)
 		})
 	}
 	all.Wait()

@@ -32,7 +32,9 @@ var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
 var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
-	"internal/daemon.daemon": 39,
+	"internal/daemon.daemon": 40,
+	// It has one field for each part that the API translates to.
+	"internal/api.Config": 21,
 }
 
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
@@ -213,7 +215,7 @@ var fanOutMaxima = map[string]int{
 	"internal/api": 21,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
-	"internal/cli": 13,
+	"internal/cli": 14,
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 19,
 	// It calls drivers itself that adapters in daemon would only forward to.

@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/cli/help"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
+	"github.com/huskd/husk/internal/cli/volumecmd"
 	"github.com/huskd/husk/internal/cli/workloadcmd"
 )
 
@@ -160,9 +161,10 @@ husk exec -it web -- sh`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a))
+	volumes := volumecmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each}
+	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a), volumecmd.Objects(volumes))
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
-	add(groupImages, newImage(a), newVolume(a))
+	add(groupImages, newImage(a), volumecmd.New(volumes))
 	add(groupNet, newNet(a))
 	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))
 	root.AddCommand(newCompletion())

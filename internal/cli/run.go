@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,14 +30,18 @@ func newRun(a *app) *cobra.Command {
 		Short: "Start the pods of manifest files.",
 		Long: `Start the pods of manifest files.
 
-A file holds one or more YAML or JSON documents; "-" is standard input. With
---wait the exit code is 1 if a pod fails.
+A file holds one or more YAML or JSON documents; "-" is standard input. Of a
+directory, the .yaml, .yml and .json files are taken. With --wait the exit code
+is 1 if a pod fails.
+
+Config maps, secrets, claims and network policies are kept for all pods, until
+husk rm removes them.
 
 If a pod is already running, changed images and resources are applied in place.
 Any other change needs --replace.`,
 		Example: `husk run web.yaml
 husk run --replace web.yaml
-husk run job.yaml --wait --timeout 1m
+husk run shop/ --wait --timeout 1m
 generate-manifest | husk run -`,
 		Args: usageerror.Takes(1, -1, "the FILE of a manifest"),
 		ValidArgsFunction: cobra.FixedCompletions([]cobra.Completion{"yaml", "yml", "json"},
@@ -73,20 +80,49 @@ func (a *app) readManifests(ctx context.Context, names []string) ([]*huskv1.RunR
 	var requests []*huskv1.RunRequest
 	var failures []error
 	seen := map[string]bool{}
-	for _, name := range names {
-		if seen[name] {
-			failures = append(failures, usageerror.New("%s is given twice: name each file once", name))
-			continue
-		}
-		seen[name] = true
-		data, err := a.readManifest(ctx, name)
+	for _, given := range names {
+		files, err := manifestsAt(given)
 		if err != nil {
 			failures = append(failures, err)
-			continue
 		}
-		requests = append(requests, &huskv1.RunRequest{File: name, Manifest: data})
+		for _, name := range files {
+			if seen[name] {
+				failures = append(failures, usageerror.New("%s is given twice: name each file once", name))
+				continue
+			}
+			seen[name] = true
+			data, err := a.readManifest(ctx, name)
+			if err != nil {
+				failures = append(failures, err)
+				continue
+			}
+			requests = append(requests, &huskv1.RunRequest{File: name, Manifest: data})
+		}
 	}
 	return requests, errors.Join(failures...)
+}
+
+// manifestExtensions are those of the files of a directory that are manifests.
+var manifestExtensions = []string{".yaml", ".yml", ".json"}
+
+// manifestsAt returns the manifests of a directory, and any other name as it is.
+func manifestsAt(name string) (files []string, err error) {
+	if info, err := os.Stat(name); name == stdin || err != nil || !info.IsDir() {
+		return []string{name}, nil
+	}
+	entries, err := os.ReadDir(name)
+	if err != nil {
+		return nil, fileError(name, err)
+	}
+	for _, e := range entries {
+		if slices.Contains(manifestExtensions, filepath.Ext(e.Name())) && !strings.HasPrefix(e.Name(), ".") && !e.IsDir() {
+			files = append(files, filepath.Join(name, e.Name()))
+		}
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s has no manifest: no file in it ends with .yaml, .yml or .json", name)
+	}
+	return files, nil
 }
 
 func (a *app) readManifest(ctx context.Context, name string) ([]byte, error) {
@@ -99,9 +135,6 @@ func (a *app) readManifest(ctx context.Context, name string) ([]byte, error) {
 			return nil, fileError(name, err)
 		}
 		defer file.Close()
-		if info, err := file.Stat(); err == nil && info.IsDir() {
-			return nil, fmt.Errorf("%s is a directory: name its files, as in husk run %s/*.yaml", name, name)
-		}
 	}
 	data, err := readAll(ctx, io.LimitReader(file, manifestMax+1))
 	switch {
@@ -142,6 +175,13 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 		defer cancel()
 	}
 	v := a.newRunView(manifests[0].Wait)
+	if len(manifests) > 1 { // a pod of one may need objects of another
+		manifests = slices.DeleteFunc(manifests, func(m *huskv1.RunRequest) bool {
+			err := runOne(ctx, c, &huskv1.RunRequest{File: m.File, Manifest: m.Manifest, ObjectsOnly: true}, v)
+			v.fail(err, timeout > 0 && timedOut(err))
+			return err != nil
+		})
+	}
 	var all sync.WaitGroup
 	for _, m := range manifests {
 		all.Go(func() {

@@ -149,7 +149,7 @@ func (v *runView) apply(ev *huskv1.RunEvent) (steps, result string) {
 }
 
 func (v *runView) pod(ev *huskv1.RunEvent) *podStart {
-	name := render.Clean(ev.Namespace + "/" + ev.Name)
+	name := render.Clean(strings.TrimPrefix(ev.Namespace+"/"+ev.Name, "/"))
 	kind := cmp.Or(render.Clean(ev.Kind), "pod")
 	i := slices.IndexFunc(v.pods, func(p *podStart) bool { return p.name == name && p.kind == kind })
 	if i < 0 {

@@ -21,6 +21,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/api"
 	"github.com/huskd/husk/internal/cgroup"
@@ -98,6 +99,7 @@ type daemon struct {
 	sandboxes  *sandbox.Service
 	agent      *agent.Agent
 	workloads  *controller.Controller
+	objects    *objects.Store
 	devices    *deviceplugin.Manager // nil outside of a cluster
 	orphans    map[string]error      // directories of pods without a record, and why they were kept
 	events     cri.Events
@@ -272,6 +274,7 @@ func policyConfig(d *daemon, subnets []netip.Prefix) enforcement.Config {
 		if d.cfg.Web != "" {
 			c.Origins = append(c.Origins, string(source.Web))
 		}
+		c.Origins = append(c.Origins, string(source.Run))
 	}
 	return c
 }
@@ -356,6 +359,7 @@ func (d *daemon) wire() {
 	}
 	d.agent = agent.New(config)
 	d.workloads = controller.New(controller.Config{Journal: d.journal, Pods: d.agent, Events: d.agent.Events, Log: d.log})
+	d.objects = objects.New(objects.Config{Journal: d.journal, Policies: d.policy.Declares(), Deliver: declare(d)})
 }
 
 // resume continues with what is recorded. It logs the errors of a part and goes on with the others.
@@ -375,6 +379,7 @@ func (d *daemon) resume(ctx context.Context) {
 	logAll("sandboxes: resuming failed", d.sandboxes.Resume())
 	logAll("NRI is off: no plugin can register", d.startNRI())
 	logAll("logs: restoring the links failed", linkLogs(d.podLogs(), d.containers.List("")))
+	logAll("a record was set aside", d.objects.Load()...)
 	logAll("a record was set aside", d.workloads.Load()...)
 	logAll("a record was set aside", d.agent.Load()...)
 	d.removeOrphans()
@@ -404,7 +409,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	api.Register(server, api.Config{
-		Agent: d.agent, Workloads: d.workloads, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
+		Agent: d.agent, Workloads: d.workloads, Objects: d.objects, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
 		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Explainer: explainer(d), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d),
 		End: func() {

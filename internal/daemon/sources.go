@@ -17,9 +17,13 @@ import (
 
 // runSources runs the sources of manifests until ctx ends.
 func runSources(ctx context.Context, d *daemon, running *errgroup.Group) error {
+	running.Go(func() error {
+		d.objects.Start()
+		return nil
+	})
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{
-			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: declare(d),
+			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: d.objects.Declare,
 		}
 		running.Go(func() error { return directory.Run(ctx) })
 	}
@@ -30,7 +34,7 @@ func runSources(ctx context.Context, d *daemon, running *errgroup.Group) error {
 		}
 		web := &source.URL{
 			URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log,
-			Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: declare(d),
+			Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: d.objects.Declare,
 		}
 		running.Go(func() error { return web.Run(ctx) })
 	}
@@ -50,12 +54,18 @@ func declaredPods(d *daemon) (out []*policy.Pod) {
 	return out
 }
 
-// declare takes what a source of manifests declares.
-func declare(d *daemon) func(source.Set) {
-	return func(set source.Set) {
+// declare takes what a source of manifests declares, and the objects of all sources. Pods start
+// after the policies are in force.
+func declare(d *daemon) func(source.Set, manifest.Objects) {
+	return func(set source.Set, all manifest.Objects) {
 		d.policy.Declare(string(set.Kind), declared.Objects{Policies: set.Policies, Namespaces: set.Namespaces, Unread: set.UnreadPolicies})
-		d.agent.Declare(set)
-		d.workloads.Declare(set)
+		if set.Kind != source.Run {
+			set.Objects = all
+			d.agent.Declare(set)
+			d.workloads.Declare(set)
+		}
+		d.agent.Share(all)
+		d.workloads.Share(all)
 		d.policy.PodChanged()
 	}
 }

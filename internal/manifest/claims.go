@@ -85,5 +85,6 @@ func (p *parser) stored(doc *document.Node, kind string, m *metav1.ObjectMeta, r
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
 	p.checkUnique(doc, kind, m, r.subject)
+	p.keep(doc, kind, m)
 	p.objects[ObjectKey(kind, m.Namespace, m.Name)] = data
 }

@@ -60,6 +60,15 @@ type File struct {
 	Slices   []*service.Slice
 	// Workloads are the Deployments, Jobs and so on of the file. They have no UIDs.
 	Workloads []*workload.Workload
+	// Documents are the objects of the file that may be kept without it: all that have an effect,
+	// except for pods and workloads.
+	Documents []Document
+}
+
+// Document is an object of a file as it is written.
+type Document struct {
+	Kind, Namespace, Name string
+	JSON                  []byte // which Parse reads
 }
 
 // Unused is an object of a manifest that has no effect.
@@ -88,7 +97,7 @@ func Parse(data []byte, o Origin) (File, error) {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Namespaces: p.namespaces, Unused: p.unused, Services: p.services, Slices: p.slices, Workloads: p.workloads}, nil
+		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Namespaces: p.namespaces, Unused: p.unused, Services: p.services, Slices: p.slices, Workloads: p.workloads, Documents: p.documents}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
@@ -108,6 +117,7 @@ type parser struct {
 	services   []*corev1.Service
 	slices     []*service.Slice
 	workloads  []*workload.Workload
+	documents  []Document
 	listed     bool // the file has a list, which may be empty
 	problems   []Problem
 	more       int            // number of problems that are not in problems
@@ -142,7 +152,9 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.problem(doc.Line, subject, "apiVersion", "missing: set it to v1")
 	case p.origin.Policies && isPolicy(version, kind):
 		p.policy(doc, kind, subject)
-	case p.origin.Policies && version == "v1" && kind == kindNamespace:
+	case isPolicy(version, kind):
+		p.problem(doc.Line, subject, "kind", "network policies are not enforced on this node: set network-policy in the configuration, or remove it")
+	case p.origin.Policies && version == "v1" && kind == KindNamespace:
 		p.namespace(doc, subject)
 	case p.origin.Services && isService(version, kind):
 		p.service(doc, kind, subject)
@@ -259,6 +271,11 @@ func (p *parser) checkUnique(doc *document.Node, kind string, m *metav1.ObjectMe
 		p.problem(doc.Line, subject, "metadata.name", "line %d declares a %s of the same name: rename one", line, strings.ToLower(kind))
 	}
 	p.seen[key] = doc.Line
+}
+
+// keep adds an object that may be kept without its file.
+func (p *parser) keep(doc *document.Node, kind string, m *metav1.ObjectMeta) {
+	p.documents = append(p.documents, Document{kind, m.Namespace, m.Name, doc.AppendJSON(nil)})
 }
 
 // nameOf returns the namespace/name that a document declares, or "" if it has no name.

@@ -35,6 +35,14 @@ func (o Objects) Equal(other Objects) bool {
 	return maps.EqualFunc(o, other, func(x, y Object) bool { return maps.EqualFunc(x, y, bytes.Equal) })
 }
 
+// With returns both, with those of other in place of those of the same names.
+func (o Objects) With(other Objects) Objects {
+	out := Objects{}
+	maps.Copy(out, o)
+	maps.Copy(out, other)
+	return out
+}
+
 // Of returns the objects that a pod references. Missing ones are left out. Claims have the path of
 // their volume.
 func (o Objects) Of(pod *corev1.Pod) Objects {
@@ -178,5 +186,6 @@ func (p *parser) object(doc *document.Node, kind, subject string) {
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
 	p.checkUnique(doc, kind, m, subject)
+	p.keep(doc, kind, m)
 	p.objects[ObjectKey(kind, m.Namespace, m.Name)] = data
 }

@@ -20,8 +20,8 @@ const (
 	KindClusterNetworkPolicy = "ClusterNetworkPolicy"
 )
 
-// kindNamespace is the kind of the objects whose labels policies select.
-const kindNamespace = "Namespace"
+// KindNamespace is the kind of the objects whose labels policies select.
+const KindNamespace = "Namespace"
 
 func isPolicy(version, kind string) bool {
 	return kind == KindNetworkPolicy && version == networkingv1.SchemeGroupVersion.String() ||
@@ -70,6 +70,7 @@ func (p *parser) policy(doc *document.Node, kind, subject string) {
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
 	p.checkUnique(doc, kind, m, subject)
+	p.keep(doc, kind, m)
 	p.policies = append(p.policies, accepted)
 }
 
@@ -86,6 +87,7 @@ func (p *parser) namespace(doc *document.Node, subject string) {
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
 	o.Namespace = ""
-	p.checkUnique(doc, kindNamespace, &o.ObjectMeta, subject)
+	p.checkUnique(doc, KindNamespace, &o.ObjectMeta, subject)
+	p.keep(doc, KindNamespace, &o.ObjectMeta)
 	p.namespaces[o.Name] = o.Labels
 }

@@ -74,7 +74,6 @@ spec:
 		"440 2000 644 2000 440 2000 2777 2000 1000 2000",
 		".*Read-only file system", "2000", "roundblue")
 	w.remove("told")
-	w.fails("no pod", w.run(fmt.Sprintf(settings, "blue")), 1, ".*it contains no pod: put config maps and secrets beside the pods that use them")
 	w.end()
 }
 
@@ -91,7 +90,7 @@ func TestConfigMapChange(t *testing.T) {
 	write(t, n, "manifests/pod.yaml", podOf("waits", "volumes: [{name: s, configMap: {name: settings}}], "+
 		only("env: [{name: C, valueFrom: {configMapKeyRef: {name: settings, key: color}}}], volumeMounts: [{name: s, mountPath: /s}, {name: s, mountPath: /part, subPath: color}], command: [sleep, '1000']")))
 	p := w.eventually("waits", "waiting", func(p listed) bool { return p.Reason == "ContainerCreating" && p.Message != "" })
-	if !strings.Contains(p.Message, "config map default/settings not found: declare it beside the pod") {
+	if !strings.Contains(p.Message, "config map default/settings not found: husk run its manifest") {
 		t.Errorf("the waiting pod's message is %q", p.Message)
 	}
 	if got := w.MustHusk("events", "waits"); !strings.Contains(got, "FailedMount") || strings.Contains(got, "Failed  ") {

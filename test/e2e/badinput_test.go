@@ -201,7 +201,7 @@ func TestBadManifest(t *testing.T) {
 		lines []string
 	}{
 		{filepath.Join(w.Dir, "missing.yaml"), 1, []string{`husk: .*/missing.yaml.*no such file.*`}},
-		{filepath.Join(w.Dir, "dir"), 1, []string{`husk: .*/dir is a directory: name its files, as in husk run .*/dir/\*\.yaml`}},
+		{filepath.Join(w.Dir, "dir"), 1, []string{`husk: .*/dir has no manifest: no file in it ends with .*`}},
 		{huge, 1, []string{`husk: .*/huge.yaml is too large for a manifest: it has more than 3 MiB`}},
 		{file("empty.yaml", ""), 1, []string{`husk: .*/empty.yaml is empty: it must contain a manifest`}},
 		{file("comment.yaml", "# nothing\n"), 1, []string{`husk: .*/comment.yaml: there is no pod in it: begin one with apiVersion: v1 and kind: Pod`}},

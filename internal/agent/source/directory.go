@@ -61,6 +61,8 @@ const (
 	Web  Kind = "url:"
 	// API is an API server. Its pods keep their identity across changes, by their UIDs.
 	API Kind = "api:"
+	// Run is husk run. It declares no pods: these are started one by one.
+	Run Kind = "run"
 )
 
 // Set is everything that a source declares.
@@ -79,6 +81,20 @@ type Set struct {
 	UnreadPolicies []string
 	// Unread are the locations whose content isn't known. Pods from them must stay.
 	Unread []string
+}
+
+// NewSet returns a set without content.
+func NewSet(kind Kind) Set {
+	return Set{Kind: kind, Objects: manifest.Objects{}, Policies: map[string]*policy.Policy{}, Namespaces: map[string]map[string]string{}}
+}
+
+// Add adds what a file has beside pods and workloads, in place of what has the same name.
+func (s *Set) Add(f *manifest.File) {
+	maps.Copy(s.Objects, f.Objects)
+	maps.Copy(s.Namespaces, f.Namespaces)
+	for i := range f.Policies {
+		s.Policies[f.Policies[i].Name] = &f.Policies[i]
+	}
 }
 
 // Directory is a directory of manifests. It reads all files whose names don't begin with a dot, but
@@ -230,7 +246,7 @@ func readFile(path string) ([]byte, error) {
 // wins.
 func (d *Directory) set() Set {
 	from := map[string]string{}
-	set := Set{Kind: File, Objects: manifest.Objects{}, Policies: map[string]*policy.Policy{}, Namespaces: map[string]map[string]string{}}
+	set := NewSet(File)
 	for _, path := range slices.Sorted(maps.Keys(d.present)) {
 		if d.files[path] == nil {
 			set.Unread = append(set.Unread, path)

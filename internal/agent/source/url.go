@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/huskd/husk/internal/manifest"
-	"github.com/huskd/husk/internal/network/policy"
 )
 
 // URL is a manifest on a web server, which is fetched periodically. Any answer other than a valid
@@ -141,12 +140,10 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 		return nil, err
 	}
 	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
-	set := &Set{Kind: Web, Objects: f.Objects, Policies: map[string]*policy.Policy{}, Namespaces: f.Namespaces}
+	set := NewSet(Web)
+	set.Add(&f)
 	for _, unused := range f.Unused {
 		u.Note(at, unused)
-	}
-	for i := range f.Policies {
-		set.Policies[f.Policies[i].Name] = &f.Policies[i]
 	}
 	for _, w := range f.Workloads {
 		set.Workloads = append(set.Workloads, Workload{w, at})
@@ -154,7 +151,7 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	for i := range f.Pods {
 		set.Pods = append(set.Pods, Pod{Pod: &f.Pods[i], Location: at})
 	}
-	return set, nil
+	return &set, nil
 }
 
 // logOnce logs an error, unless it is the same as the last one.

@@ -34,6 +34,7 @@ var immediate = map[string]bool{
 	huskv1.Husk_FindPorts_FullMethodName:       true,
 	huskv1.Husk_Usage_FullMethodName:           true,
 	huskv1.Volumes_ListVolumes_FullMethodName:  true,
+	huskv1.Objects_ListObjects_FullMethodName:  true,
 }
 
 // connectTimeout is how long a listening huskd may take to complete the HTTP/2 handshake.
@@ -49,6 +50,7 @@ const answerMax = 64 << 20
 type Client struct {
 	huskv1.HuskClient
 	huskv1.VolumesClient
+	huskv1.ObjectsClient
 	cc     *grpc.ClientConn
 	socket string
 	denied atomic.Bool // we may not open the socket
@@ -77,7 +79,8 @@ func New(socket string) (*Client, error) {
 	if err != nil {
 		return nil, AddressError(err.Error())
 	}
-	c.HuskClient, c.VolumesClient = huskv1.NewHuskClient(explainingConn{c}), huskv1.NewVolumesClient(explainingConn{c})
+	conn := explainingConn{c}
+	c.HuskClient, c.VolumesClient, c.ObjectsClient = huskv1.NewHuskClient(conn), huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn)
 	return c, nil
 }
 

@@ -76,7 +76,7 @@ func id(words ...string) string {
 func (h *Huskd) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[huskv1.RunEvent]) error {
 	began := time.Now()
 	docs, err := parse(req.File, req.Manifest)
-	if err != nil {
+	if err != nil || req.ObjectsOnly {
 		return err
 	}
 	for _, d := range docs {

@@ -107,7 +107,7 @@ func objectName(kind, namespace, name string) string {
 func objectOf(pod *corev1.Pod, objects manifest.Objects, kind, name string, optional *bool) (manifest.Object, error) {
 	object, ok := objects[manifest.ObjectKey(kind, pod.Namespace, name)]
 	if !ok && !isTrue(optional) {
-		return nil, fmt.Errorf("%s not found: declare it beside the pod", objectName(kind, pod.Namespace, name))
+		return nil, fmt.Errorf("%s not found: husk run its manifest", objectName(kind, pod.Namespace, name))
 	}
 	return object, nil
 }

@@ -135,11 +135,19 @@ func (e *Enforcement) Problems() (out []string) {
 // Declares reports whether the policies of manifests are enforced.
 func (e *Enforcement) Declares() bool { return e != nil && e.declared != nil }
 
+// settleTime is how long Declare waits for policies to be in force.
+const settleTime = 5 * time.Second
+
 // Declare says which policies and namespaces the manifests of an origin have, see package declared.
+// It returns once they are in force for pods that are admitted later.
 func (e *Enforcement) Declare(origin string, objects declared.Objects) {
-	if e.Declares() {
-		e.declared.Declare(origin, objects)
+	if !e.Declares() {
+		return
 	}
+	e.declared.Declare(origin, objects)
+	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	defer cancel()
+	e.declared.Settle(ctx)
 }
 
 // PodChanged says that the pods of manifests may have changed. It doesn't block.

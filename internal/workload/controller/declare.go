@@ -112,6 +112,23 @@ func (c *Controller) Declare(set source.Set) {
 	c.declared[set.Kind] = declared
 }
 
+// Share gives the templates of workloads new versions of the objects that they refer to. A template
+// keeps its copy of an object that is not among them.
+func (c *Controller) Share(all manifest.Objects) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.entries {
+		rec := e.record
+		rec.Objects = rec.Objects.With(all.Of(rec.Workload.Template))
+		if e.Removing || rec.Objects.Equal(e.Objects) {
+			continue
+		}
+		if err := c.save(e, rec); err != nil {
+			c.cfg.Log.Error("workload: updating the objects failed", "workload", e.Workload.Ref, "error", err)
+		}
+	}
+}
+
 // declaration is a workload that a source declares.
 type declaration struct {
 	*workload.Workload

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -30,6 +31,9 @@ type Source struct {
 	origins  []string
 	others   []*policy.Pod // of other nodes
 	awaited  bool          // they are not known yet
+	// version counts the changes of declared, and seen is the last that Run has dealt with.
+	version, seen uint64
+	dealt         chan struct{} // closed and replaced when seen changes
 }
 
 var _ policy.Source = (*Source)(nil)
@@ -47,7 +51,7 @@ type Objects struct {
 // two policies with the same name, that of the earlier origin counts. The function pods returns the
 // node's pods that run and have an address.
 func New(pods func() []*policy.Pod, origins ...string) *Source {
-	return &Source{pods: pods, wake: make(chan struct{}, 1), declared: map[string]Objects{}, origins: origins}
+	return &Source{pods: pods, wake: make(chan struct{}, 1), declared: map[string]Objects{}, origins: origins, dealt: make(chan struct{})}
 }
 
 // Declare makes objects those of an origin. The first update waits until all files are known: one
@@ -55,8 +59,33 @@ func New(pods func() []*policy.Pod, origins ...string) *Source {
 func (s *Source) Declare(origin string, objects Objects) {
 	s.mu.Lock()
 	s.declared[origin] = objects
+	s.version++
 	s.mu.Unlock()
 	s.Changed()
+}
+
+// Settle returns once Run has dealt with all that was declared or has ended, or once ctx has ended.
+func (s *Source) Settle(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for want := s.version; s.seen < want && ctx.Err() == nil; {
+		dealt := s.dealt
+		s.mu.Unlock()
+		select {
+		case <-dealt:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+	}
+}
+
+// settled notes that Run has dealt with a version.
+func (s *Source) settled(version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = version
+	close(s.dealt)
+	s.dealt = make(chan struct{})
 }
 
 // Changed tells the source that a pod has changed. It doesn't block.
@@ -86,15 +115,17 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 	for {
 		select {
 		case <-ctx.Done():
+			s.settled(math.MaxUint64)
 			return nil
 		case <-s.wake:
 		}
-		now, err := s.state()
+		now, version, err := s.state()
 		if err != nil && last == nil {
 			if err.Error() != reason {
 				waiting(err)
 				reason = err.Error()
 			}
+			s.settled(version)
 			continue
 		}
 		if last == nil {
@@ -104,11 +135,12 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 			update(changes)
 		}
 		last = &now
+		s.settled(version)
 	}
 }
 
-// state returns everything, and why something is not known.
-func (s *Source) state() (policy.Changes, error) {
+// state returns everything, the version of what is declared, and why something is not known.
+func (s *Source) state() (policy.Changes, uint64, error) {
 	out := policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: map[string]labels.Set{}, Pods: map[string]*policy.Pod{}}
 	var unknown []error
 	s.mu.Lock()
@@ -137,6 +169,7 @@ func (s *Source) state() (policy.Changes, error) {
 		out.Pods[p.Key()] = p
 		addNamespace(out.Namespaces, p.Namespace)
 	}
+	version := s.version
 	s.mu.Unlock()
 	for _, p := range out.Policies {
 		addNamespace(out.Namespaces, p.Subject.Namespace)
@@ -145,7 +178,7 @@ func (s *Source) state() (policy.Changes, error) {
 		out.Pods[p.Key()] = p
 		addNamespace(out.Namespaces, p.Namespace)
 	}
-	return out, errors.Join(unknown...)
+	return out, version, errors.Join(unknown...)
 }
 
 func addNamespace(to map[string]labels.Set, name string) {
