@@ -167,8 +167,12 @@ const stallTime = 10 * time.Second
 
 var errStalled = fmt.Errorf("no pod was stopped for %v: the next huskd tries again", stallTime)
 
-// criticalShare is the part of Drain's budget that is kept for critical pods: 1/criticalShare.
-const criticalShare = 3
+// Budget is how long Drain's pods may take to stop.
+type Budget struct {
+	Total time.Duration
+	// Critical is the part of Total that is kept for critical pods.
+	Critical time.Duration
+}
 
 // Drain stops all pods within the budget, and refuses new ones. The pods run again when huskd
 // starts. Critical pods stop last, because others may need them to end, such as a name server.
@@ -176,7 +180,7 @@ const criticalShare = 3
 // Drain calls stopped for each pod with the error if it did not stop in time, and returns all
 // errors. After the budget, Drain waits for as long as pods are being stopped: one whose teardown
 // fails again and again doesn't keep huskd from ending.
-func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p Pod, err error)) error {
+func (a *Agent) Drain(ctx context.Context, budget Budget, stopped func(p Pod, err error)) error {
 	a.mu.Lock()
 	a.draining = true
 	var ordinary, critical []*worker
@@ -195,8 +199,8 @@ func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p 
 	results := make(chan result)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	end := time.Now().Add(budget)
-	stalled := time.AfterFunc(budget+stallTime, func() { cancel(errStalled) })
+	end := time.Now().Add(budget.Total)
+	stalled := time.AfterFunc(budget.Total+stallTime, func() { cancel(errStalled) })
 	defer stalled.Stop()
 	stop := func(workers []*worker, budget time.Duration) {
 		for _, w := range workers {
@@ -204,9 +208,9 @@ func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p 
 			go func() { results <- result{w, w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })} }()
 		}
 	}
-	first := budget
+	first := budget.Total
 	if len(critical) > 0 && len(ordinary) > 0 {
-		first -= budget / criticalShare
+		first -= budget.Critical
 	}
 	left, waiting := len(ordinary)+len(critical), critical
 	stopCritical := func() {

@@ -166,7 +166,7 @@ func TestDrain(t *testing.T) {
 		h.waitFor(string(p.UID), "waiting for its image", imageMissing)
 	}
 	stopped := 0
-	if err := h.Drain(h.ctx(), time.Second, func(p Pod, err error) {
+	if err := h.Drain(h.ctx(), Budget{Total: time.Second}, func(p Pod, err error) {
 		if stopped++; err != nil || !p.Finished {
 			t.Errorf("%s: finished %t, %v", p.Name(), p.Finished, err)
 		}
@@ -201,7 +201,7 @@ func TestDrainCriticalLast(t *testing.T) {
 		}
 		var order []string
 		var since []time.Time
-		_ = h.Drain(h.ctx(), 300*time.Millisecond, func(p Pod, _ error) { order = append(order, p.Manifest.Name) })
+		_ = h.Drain(h.ctx(), Budget{Total: 300 * time.Millisecond, Critical: 100 * time.Millisecond}, func(p Pod, _ error) { order = append(order, p.Manifest.Name) })
 		h.mu.RLock()
 		for _, name := range []string{"default/a", "default/critical"} {
 			since = append(since, h.workers[name].drained.Since)
@@ -227,7 +227,7 @@ func TestDrainStalls(t *testing.T) {
 	h.apply(p)
 	h.waitFor(string(p.UID), "waiting for its image", imageMissing)
 	began := time.Now()
-	err := h.Drain(h.ctx(), time.Second, func(Pod, error) {})
+	err := h.Drain(h.ctx(), Budget{Total: time.Second}, func(Pod, error) {})
 	if err == nil || !strings.Contains(err.Error(), "it is stuck") || !errors.Is(err, errStalled) {
 		t.Errorf("Drain: %v", err)
 	}

@@ -129,6 +129,9 @@ func (s *Server) Doctor(ctx context.Context, _ *huskv1.DoctorRequest) (*huskv1.D
 // killTimeout is how long killing the remaining containers may take, beyond the budget.
 const killTimeout = time.Minute
 
+// criticalShare is the part of the budget that is kept for critical pods: 1/criticalShare.
+const criticalShare = 3
+
 // leaveTimeout is how long giving back the node's blocks may take.
 const leaveTimeout = 20 * time.Second
 
@@ -164,7 +167,7 @@ func drain(ctx context.Context, pods *agent.Agent, budget time.Duration, stream 
 	}
 	ctx, cancel := context.WithTimeout(ctx, budget+killTimeout)
 	defer cancel()
-	return pods.Drain(ctx, budget, func(p agent.Pod, err error) {
+	return pods.Drain(ctx, agent.Budget{Total: budget, Critical: budget / criticalShare}, func(p agent.Pod, err error) {
 		ev := &huskv1.ShutdownEvent{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name, Message: "stopped"}
 		if err != nil {
 			ev.Message = err.Error()

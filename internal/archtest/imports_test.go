@@ -37,6 +37,7 @@ var layer = map[string]int{
 	"internal/resourceclass":            driver,
 	"internal/selinux":                  driver,
 	"internal/sdnotify":                 driver,
+	"internal/logind":                   driver,
 	"internal/host":                     driver,
 	"internal/sysctl":                   words,
 	"internal/lifecycle":                pure,

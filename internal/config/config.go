@@ -38,6 +38,7 @@ type Config struct {
 	Plugins
 	Containers
 	Disk
+	Shutdown
 	PidsLimit int    `key:"pids-limit" help:"maximum number of processes and threads in a container; 0 for no limit"`
 	Metrics   string `key:"metrics-listen" help:"address to serve Prometheus metrics on, such as 127.0.0.1:9477, at /metrics; empty to disable"`
 	LogLevel  string `key:"log-level" help:"minimum level of log lines: debug, info, warn or error"`
@@ -68,6 +69,7 @@ func New() Config {
 		Listen:   "unix:///run/husk/husk.sock",
 		Sources:  Sources{WebSeconds: 20},
 		Disk:     kubeletDisk,
+		Shutdown: Shutdown{Grace: 30, GraceCritical: 10},
 		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
 		CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io",
 		PodNetwork: PodNetwork{
@@ -340,6 +342,7 @@ func (c *Config) check() error {
 	c.checkSources(bad)
 	c.checkCluster(bad)
 	c.checkDisk(bad)
+	c.Shutdown.check(bad)
 	if c.PidsLimit < 0 {
 		bad("pids-limit", "%d: must be at least 0", c.PidsLimit)
 	}

@@ -39,8 +39,8 @@ type membership struct {
 	connection chan struct{}
 	identity   *identity
 	reporter   atomic.Pointer[podstatus.Reporter]
-	// devicesChanged is called when device plugins have changed something.
-	devicesChanged atomic.Pointer[func()]
+	// refresh reports the node again and looks at its pods again.
+	refresh atomic.Pointer[func()]
 }
 
 // newMembership reads the kubeconfig, if one is configured. It sends no request yet.
@@ -244,6 +244,9 @@ func (m *membership) machine() (registration.Machine, error) {
 
 // ready returns why no pod can be started, or nil.
 func (m *membership) ready(ctx context.Context) error {
+	if m.d.goingDown.Load() {
+		return errGoingDown
+	}
 	if m.d.handlers.Missing != nil {
 		return m.d.handlers.Missing
 	}

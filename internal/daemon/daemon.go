@@ -71,6 +71,7 @@ type daemon struct {
 	service    *sdnotify.Notifier // nil without a service manager
 	reloads    Reload
 	shutdown   atomic.Bool // all pods are stopped
+	goingDown  atomic.Bool // the machine is
 	metrics    *metrics.Metrics
 	facts      host.Facts
 	resources  nodeResources
@@ -443,6 +444,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		d.streams.Close()
 		return nil
 	})
+	delayShutdown(ctx, d, &running, end)
 	runService(ctx, d, &running)
 	err = server.Serve(rpc.Split(socket, d.servePlugin(ctx)))
 	end()

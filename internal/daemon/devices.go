@@ -25,7 +25,7 @@ func openDevices(d *daemon) *deviceplugin.Manager {
 	devices, bad := deviceplugin.Open(deviceplugin.Config{
 		Dir: filepath.Join(d.cfg.KubeletDir, "device-plugins"), Journal: d.journal, Log: d.log,
 		Changed: func() {
-			if changed := d.membership.devicesChanged.Load(); changed != nil {
+			if changed := d.membership.refresh.Load(); changed != nil {
 				(*changed)()
 			}
 		},
@@ -42,7 +42,7 @@ func (m *membership) startDevices(self *registration.Node, pods *apiserver.Sourc
 		self.Nudge()
 		pods.Nudge()
 	}
-	m.devicesChanged.Store(&changed)
+	m.refresh.Store(&changed)
 	m.d.devices.SetActive(func() map[string]bool {
 		active := map[string]bool{}
 		for _, p := range bound.All() { // one that the agent doesn't have yet may be admitted

@@ -50,6 +50,8 @@ func kubeletConfiguration(cfg config.Config) map[string]any {
 		"containerLogMaxFiles":        cfg.LogMaxFiles,
 		"containerRuntimeEndpoint":    cfg.Listen,
 	}
+	total, critical := cfg.Periods()
+	out["shutdownGracePeriod"], out["shutdownGracePeriodCriticalPods"] = total.String(), critical.String()
 	endpoint := func(address, host, port string) {
 		if h, p, err := net.SplitHostPort(address); err == nil {
 			n, _ := strconv.ParseUint(p, 10, 16)

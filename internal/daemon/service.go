@@ -8,12 +8,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/logind"
 )
 
 // Reload says when and how the configuration is read again.
@@ -90,4 +93,40 @@ func changedKeys(old, new config.Config) (changed []string) {
 		changed = append(changed, "tracing")
 	}
 	return changed
+}
+
+// errGoingDown is why no pod is started once the machine goes down, in the kubelet's words.
+var errGoingDown = errdefs.ErrUnavailable.WithMessage("node is shutting down")
+
+// delayShutdown delays a poweroff or reboot of the machine until the pods have stopped. If that is
+// cancelled after that, huskd fails: systemd starts it again, and so the pods.
+func delayShutdown(ctx context.Context, d *daemon, running *errgroup.Group, end func()) {
+	total, critical := d.cfg.Periods()
+	if total == 0 {
+		return
+	}
+	inhibitor := logind.Inhibitor{
+		Delay: total, ConfDir: logind.ConfDir, Log: d.log,
+		Stop: func(ctx context.Context) {
+			d.goingDown.Store(true)
+			if d.membership != nil {
+				if refresh := d.membership.refresh.Load(); refresh != nil {
+					(*refresh)() // the node is not ready any more
+				}
+			}
+			err := d.agent.Drain(ctx, agent.Budget{Total: total, Critical: critical}, func(p agent.Pod, err error) {
+				d.log.Info("a pod is stopped because the machine goes down", "pod", p.Name(), "error", err)
+			})
+			if err != nil {
+				d.log.Error("some pods are not stopped", "error", err)
+			}
+		},
+	}
+	running.Go(func() error {
+		err := inhibitor.Run(ctx)
+		if err != nil {
+			end()
+		}
+		return err
+	})
 }
