@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,9 +51,9 @@ func (nowhere) Pod(string) pod.Ref              { return pod.Ref{} }
 
 const stuckID = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
 
-// resumeStuck returns the owner of a container that is recorded in the given state and whose
-// runtime is stuck.
-func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
+// resumeStuck returns the owner of a container that is recorded in the given state and boot and
+// whose runtime is stuck. This boot is "this".
+func resumeStuck(t *testing.T, state containerstate.State, boot string) (*Service, stuck) {
 	t.Helper()
 	j, _, err := journal.Open(t.TempDir())
 	if err != nil {
@@ -62,7 +63,7 @@ func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	s := New(Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Runtime: r, Sandboxes: nowhere{}, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)})
 	config := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}}
 	rec := &record{Sandbox: "sandbox", Started: time.Now()}
-	rec.State, rec.Boot, rec.Created = state, "this", time.Now()
+	rec.State, rec.Boot, rec.Created = state, boot, time.Now()
 	if err := journal.NewConfigTable[*record, *runtimeapi.ContainerConfig](j, "container").Create(stuckID, config, rec); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +84,7 @@ func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 // left, as it would be started again.
 func TestNotFinishedBeforeKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, r := resumeStuck(t, containerstate.Starting)
+		s, r := resumeStuck(t, containerstate.Starting, "this")
 		<-r.deleting
 		if st, err := s.Get(stuckID); err != nil || st.Finished {
 			t.Errorf("the container is %s and finished, but its process has not been killed (%v)", st.State, err)
@@ -94,10 +95,22 @@ func TestNotFinishedBeforeKilled(t *testing.T) {
 // TestStopOfUnkillable: Stop must end with an error, so that it can be repeated.
 func TestStopOfUnkillable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _ := resumeStuck(t, containerstate.Running)
+		s, _ := resumeStuck(t, containerstate.Running, "this")
 		err := s.Stop(t.Context(), stuckID, 0)
 		if err == nil || !strings.Contains(err.Error(), "kill") {
 			t.Errorf("Stop returned %v", err)
+		}
+	})
+}
+
+// TestLostWhenResumed: a container of an earlier boot must not be shown as running, nor a sandbox
+// as ready, once Resume has returned. The agent would start containers in it.
+func TestLostWhenResumed(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // what goes on in the background waits
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := resumeStuck(t, containerstate.Running, "before")
+		if st, err := s.Get(stuckID); err != nil || !st.State.Down() {
+			t.Errorf("after a reboot the container is %s (%v)", st.State, err)
 		}
 	})
 }

@@ -68,7 +68,7 @@ func (l *limited) Update(_ context.Context, _ string, limits *specs.LinuxResourc
 // doesn't with cgroup v2.
 func TestLimitBelowUsage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _ := resumeStuck(t, containerstate.Running)
+		s, _ := resumeStuck(t, containerstate.Running, "this")
 		l := &limited{}
 		s.cfg.Sessions, s.cfg.Host.Cgroup = l, host.Cgroup{Controllers: []string{"memory"}}
 		if err := s.Limit(t.Context(), stuckID, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 20}); err != nil {

@@ -301,12 +301,19 @@ func (e *Entry[S, R, C, V]) Interruption() lifecycle.Event {
 
 // TakeDown continues, after a restart, to take down an entry that is not up. It calls prepare,
 // which notes the reason in the record and returns the event to apply, and does the rest in the
-// background without giving up e.Mu in between.
+// background without giving up e.Mu in between. When it returns, Get and List show that the entry
+// goes down, so that nothing is started in it.
 func (e *Entry[S, R, C, V]) TakeDown(prepare func() lifecycle.Event) {
 	e.Mu.Lock()
 	ev := prepare()
 	rec, table := e.Rec.Common(), e.Rec.Table()
 	rec.Boot = e.owner.cfg.BootID
+	if to, _, ok := table.Next(rec.State, ev); ok {
+		from := rec.State
+		rec.State = to
+		e.publish()
+		rec.State = from
+	}
 	e.owner.Go(func() {
 		err := e.Drive(e.owner.closing, ev)
 		if err == nil && rec.Unwanted && rec.State == table.Ended {
