@@ -3,6 +3,7 @@
 package logind
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ const (
 // Run delays shutdowns until ctx ends or a shutdown is cancelled. On a machine without a system bus
 // or logind it returns at once.
 func (i Inhibitor) Run(ctx context.Context) error {
-	for {
+	for last := ""; ; {
 		err := i.follow(ctx)
 		var refused dbus.Error
 		switch {
@@ -65,7 +66,10 @@ func (i Inhibitor) Run(ctx context.Context) error {
 			i.Log.Debug("a shutdown isn't delayed: systemd-logind doesn't run", "error", err)
 			return nil
 		}
-		i.Log.Warn("a shutdown isn't delayed", "error", err)
+		if text := err.Error(); text != last {
+			i.Log.Warn("a shutdown isn't delayed until the connection to systemd-logind is back", "error", err)
+			last = text
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -76,7 +80,7 @@ func (i Inhibitor) Run(ctx context.Context) error {
 
 // follow holds an inhibitor lock and follows logind's signals until the connection is lost.
 func (i Inhibitor) follow(ctx context.Context) error {
-	bus, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	bus, err := dbus.Connect(cmp.Or(os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"), "unix:path=/run/dbus/system_bus_socket"), dbus.WithContext(ctx))
 	if err != nil {
 		return fmt.Errorf("connect to the system bus: %w", err)
 	}

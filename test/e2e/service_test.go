@@ -55,6 +55,9 @@ func TestServiceManager(t *testing.T) {
 	d := startHuskd(t, n, node.Env("NOTIFY_SOCKET", path), node.Env("WATCHDOG_USEC", "200000"), node.Flags("--config", config))
 	next("READY=1")
 	next("WATCHDOG=1")
+	if log := d.Log(); strings.Contains(log, "WARN") { // such as that there is no systemd-logind
+		t.Errorf("huskd's log is %s", log)
+	}
 	n.MustHusk("run", "--wait", example)
 	if env := n.MustHusk("exec", "web", "-c", "server", "--", "env"); strings.Contains(env, "NOTIFY") || strings.Contains(env, "WATCHDOG") {
 		t.Errorf("a container's environment is %s", env)
