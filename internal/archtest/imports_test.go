@@ -200,6 +200,7 @@ var layer = map[string]int{
 	"internal/archtest":                 tests,
 
 	"internal/network/servicetable":      driver,
+	"internal/network/nftable":           driver,
 	"internal/network/service/apisource": driver,
 	"internal/network/balancer":          owner,
 }
@@ -252,7 +253,7 @@ var allowed = map[string][]string{
 	"internal/network/bgp":              {"internal/network/companion", "internal/oci", "internal/pidfd"},
 	"internal/network/lease/claim":      {"internal/network/peer"},
 	"internal/network/conntrack":        {"internal/network/nlsock"},
-	"internal/network/policytable":      {"internal/netns", "internal/network/conntrack", "internal/network/kernelwatch", "internal/network/nlsock"},
+	"internal/network/policytable":      {"internal/netns", "internal/network/conntrack", "internal/network/nftable", "internal/network/nlsock"},
 	"internal/network/kernelwatch":      {"internal/netns", "internal/network/nlsock", "internal/network/rtnetlink"},
 	"internal/network/preflight":        {"internal/network/nlsock"},
 	"internal/netns/netnstest":          {"internal/netns"},
@@ -276,7 +277,8 @@ var allowed = map[string][]string{
 	"internal/sandbox":                  {"internal/lifecycle/owner", "internal/sandbox/infra"},
 	"internal/container":                {"internal/lifecycle/owner"},
 
-	"internal/network/servicetable":      {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
+	"internal/network/servicetable":      {"internal/netns", "internal/network/conntrack", "internal/network/nftable", "internal/network/nlsock"},
+	"internal/network/nftable":           {"internal/network/kernelwatch", "internal/network/nlsock"},
 	"internal/network/service/apisource": {"internal/cluster"},
 }
 

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -24,8 +25,11 @@ type Kernel interface {
 	Apply(*compile.Update) error
 	// Repair makes the kernel agree with what was applied.
 	Repair() error
-	// End ends what leads to endpoints that are gone, and returns how much.
+	// End ends what leads to endpoints that are gone, and returns how much. Those of before the first
+	// update are included in its first call.
 	End([]compile.Ended) (int, error)
+	// Maintain puts back what others change in the kernel, until ctx ends.
+	Maintain(ctx context.Context, log *slog.Logger)
 }
 
 // Config of a Balancer.
@@ -33,6 +37,8 @@ type Config struct {
 	Source service.Source
 	Kernel Kernel
 	Log    *slog.Logger
+	// NodePorts are where the node's addresses with node ports are; empty for the primary ones.
+	NodePorts []netip.Prefix
 }
 
 // Balancer is the owner. Its methods may be called concurrently.
@@ -52,7 +58,7 @@ type Balancer struct {
 // New returns a Balancer. Run starts it.
 func New(cfg Config) *Balancer {
 	return &Balancer{
-		cfg: cfg, changed: make(chan struct{}, 1), ending: make(chan struct{}, 1), compiler: compile.New(),
+		cfg: cfg, changed: make(chan struct{}, 1), ending: make(chan struct{}, 1), compiler: compile.New(cfg.NodePorts...),
 		checks: newHealthChecks(cfg.Log), why: errors.New("services: the source has not answered yet"),
 	}
 }
@@ -62,8 +68,6 @@ const (
 	retryAfter = time.Second
 	// endAfter is how long changes are collected before the node's connections are read.
 	endAfter = 100 * time.Millisecond
-	// verifyTime is how often the kernel is compared.
-	verifyTime = 30 * time.Second
 )
 
 // Run follows the source until ctx ends. The rules stay in the kernel.
@@ -73,6 +77,10 @@ func (b *Balancer) Run(ctx context.Context) error {
 	running.Go(func() error { return b.cfg.Source.Run(ctx, b.update, b.waiting) })
 	running.Go(func() error {
 		b.keepEnded(ctx)
+		return nil
+	})
+	running.Go(func() error {
+		b.cfg.Kernel.Maintain(ctx, b.cfg.Log)
 		return nil
 	})
 	b.keepCommitted(ctx)
@@ -112,8 +120,6 @@ func (b *Balancer) Problem() error {
 
 // keepCommitted brings changes to the kernel until ctx ends. After a failure it repairs the kernel.
 func (b *Balancer) keepCommitted(ctx context.Context) {
-	verify := time.NewTicker(verifyTime)
-	defer verify.Stop()
 	var again <-chan time.Time
 	for {
 		var err error
@@ -124,13 +130,13 @@ func (b *Balancer) keepCommitted(ctx context.Context) {
 			err = b.commit()
 		case <-again:
 			err = b.cfg.Kernel.Repair()
-		case <-verify.C:
-			err = b.cfg.Kernel.Repair()
 		}
 		again = nil
 		if err != nil {
 			b.cfg.Log.Error("services: the kernel refuses the rules", "error", err)
 			again = time.After(retryAfter)
+		} else {
+			notify(b.ending)
 		}
 		b.mu.Lock()
 		b.failure = err
@@ -143,11 +149,7 @@ func (b *Balancer) commit() error {
 	u := b.compiler.Commit()
 	b.ended = append(b.ended, u.Ended...)
 	b.mu.Unlock()
-	err := b.cfg.Kernel.Apply(u)
-	if len(u.Ended) > 0 {
-		notify(b.ending)
-	}
-	return err
+	return b.cfg.Kernel.Apply(u)
 }
 
 // keepEnded ends what leads to endpoints that are gone, until ctx ends.

@@ -67,6 +67,8 @@ func (k *kernel) End(e []compile.Ended) (int, error) {
 	return len(e), nil
 }
 
+func (k *kernel) Maintain(ctx context.Context, _ *slog.Logger) { <-ctx.Done() }
+
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", ":0")
@@ -113,8 +115,10 @@ func TestChangesReachTheKernel(t *testing.T) {
 		t.Errorf("health check: %s, want %s", got, want)
 	}
 	s <- service.Changes{Slices: map[string]*service.Slice{"n/1": nil}}
-	if e := <-k.ended; len(e) != 1 || e[0].Key != key {
-		t.Errorf("ended %v", e)
+	for e := <-k.ended; len(e) != 1 || e[0].Key != key; e = <-k.ended {
+		if len(e) > 0 {
+			t.Fatalf("ended %v", e)
+		}
 	}
 	if got := ask(); !strings.HasPrefix(got, "503 ") {
 		t.Errorf("health check without endpoints: %s", got)

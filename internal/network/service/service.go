@@ -8,6 +8,7 @@ package service
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -105,4 +106,11 @@ type Endpoint struct {
 // Node is the node that decides.
 type Node struct {
 	Name, Zone string
+	// Addresses are the node's primary ones, as far as they are known.
+	Addresses []netip.Addr
+}
+
+// Equal reports whether nothing differs.
+func (n Node) Equal(o Node) bool {
+	return n.Name == o.Name && n.Zone == o.Zone && slices.Equal(n.Addresses, o.Addresses)
 }

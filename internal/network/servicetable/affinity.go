@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/network/service/compile"
 )
 
@@ -55,17 +54,11 @@ func (w *wanted) remembers(f family, e element) bool {
 	if len(e.key) != int(2*f.size+8) || len(e.value) != int(f.size+4) {
 		return false
 	}
-	at := []byte(e.key[f.size:])
-	k := compile.Key{Protocol: service.Protocol(at[f.size]), Port: parsePort(at[f.size+4:])}
-	k.Addr, _ = netip.AddrFromSlice(at[:f.size])
+	k := f.parseKey(e.key[f.size:])
 	front := w.fronts[k]
 	if front == nil {
 		k.Addr, _ = netip.AddrFromSlice(make([]byte, f.size)) // a port of the node
 		front = w.fronts[k]
 	}
-	if front == nil || front.Affinity == 0 {
-		return false
-	}
-	to, _ := netip.AddrFromSlice([]byte(e.value[:f.size]))
-	return front.Has(netip.AddrPortFrom(to, parsePort([]byte(e.value[f.size:]))))
+	return front != nil && front.Affinity > 0 && front.Has(f.parseEndpoint(e.value))
 }

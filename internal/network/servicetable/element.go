@@ -38,7 +38,17 @@ func raw(a netip.Addr) string { return string(a.AsSlice()) }
 // rawPort fills a register.
 func rawPort(n uint16) string { return string(append(binary.BigEndian.AppendUint16(nil, n), 0, 0)) }
 
-func parsePort(register []byte) uint16 { return binary.BigEndian.Uint16(register) }
+func parsePort(register string) uint16 { return binary.BigEndian.Uint16([]byte(register[:2])) }
+
+func (f family) parseKey(at string) compile.Key {
+	a, _ := netip.AddrFromSlice([]byte(at[:f.size]))
+	return compile.Key{Addr: a, Protocol: service.Protocol(at[f.size]), Port: parsePort(at[f.size+4:])}
+}
+
+func (f family) parseEndpoint(value string) netip.AddrPort {
+	a, _ := netip.AddrFromSlice([]byte(value[:f.size]))
+	return netip.AddrPortFrom(a, parsePort(value[f.size:]))
+}
 
 func rawEndpoint(e netip.AddrPort) string { return raw(e.Addr()) + rawPort(e.Port()) }
 

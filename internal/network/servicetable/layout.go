@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +44,8 @@ import (
 //	chain inside {                                        # outside is alike
 //		ip daddr . meta l4proto . th dport @ranged4 ip daddr . meta l4proto . th dport . ip saddr != @sources4 drop
 //		ip daddr . meta l4proto . th dport vmap @inside4
-//		fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @inside-port4
+//		# for each prefix of the node's addresses with node ports:
+//		fib daddr type local ip daddr != 127.0.0.0/8 ip daddr 192.0.2.1 meta l4proto . th dport vmap @inside-port4
 //	}
 //	chain addr4-all-3 {                                   # 3 endpoints
 //		dnat to numgen random mod 3 . ip daddr . meta l4proto . th dport map @all4
@@ -68,7 +71,7 @@ import (
 //	}
 //	chain refuse {
 //		ip daddr . meta l4proto . th dport vmap @refused4
-//		fib daddr type local meta l4proto . th dport vmap @refused-port4
+//		fib daddr type local ip daddr != 127.0.0.0/8 ip daddr 192.0.2.1 meta l4proto . th dport vmap @refused-port4
 //		ip daddr @clusterips4 goto reject
 //	}
 //	chain postrouting { type nat hook postrouting priority srcnat - 1
@@ -327,6 +330,25 @@ func (f family) notLoopback() match {
 	return append(m, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: append(make([]byte, 15), 1)})
 }
 
+// toNodePorts matches packets to the node's addresses in each prefix, and loads the protocol and
+// the destination port.
+func (f family) toNodePorts(prefixes []netip.Prefix) (out []match) {
+	for _, p := range prefixes {
+		if p.Addr().BitLen() != int(8*f.size) {
+			continue
+		}
+		m := slices.Concat(f.is(), toThisNode(), f.notLoopback())
+		if p.Bits() > 0 {
+			mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
+			m = append(m, f.load(f.dst, reg1),
+				&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: f.size, Mask: mask, Xor: make([]byte, f.size)},
+				&expr.Cmp{Register: reg1, Data: p.Masked().Addr().AsSlice()})
+		}
+		out = append(out, append(m, port(reg32a)...))
+	}
+	return out
+}
+
 // originalAddress loads the address that the client knows.
 func (f family) originalAddress(register uint32) any {
 	a := attributes{}.number(unix.NFTA_CT_DREG, register).number(unix.NFTA_CT_KEY, f.original).bytes(unix.NFTA_CT_DIRECTION, []byte{0})
@@ -380,7 +402,7 @@ func masqueradeRules(chain string) []rule {
 }
 
 // fixedRules are those of the chains that there always are.
-func (k *kernelTable) fixedRules() (out []rule) {
+func (k *kernelTable) fixedRules(nodePorts []netip.Prefix) (out []rule) {
 	add := func(chain string, parts ...match) { out = append(out, newRule(chain, parts...)) }
 	prefix := k.instance.HostLinkPrefix()
 	bridge := append([]byte(k.instance.Bridge()), 0)
@@ -400,7 +422,9 @@ func (k *kernelTable) fixedRules() (out []rule) {
 			add(side, f.is(), at, match{f.lookup("ranged"), f.load(f.src, reg32a+f.words+2),
 				&expr.Lookup{SourceRegister: reg32a, SetName: "sources" + f.suffix, Invert: true}}, verdict(expr.VerdictDrop, ""))
 			add(side, f.is(), at, match{f.verdict(side)})
-			add(side, f.is(), toThisNode(), f.notLoopback(), port(reg32a), match{f.verdict(side + "-port")})
+			for _, m := range f.toNodePorts(nodePorts) {
+				add(side, m, match{f.verdict(side + "-port")})
+			}
 		}
 	}
 	for _, hook := range []string{chainInput, chainForward, chainSent} {
@@ -415,7 +439,9 @@ func (k *kernelTable) fixedRules() (out []rule) {
 	}
 	for _, f := range families {
 		add(chainRefuse, f.is(), f.at(reg32a, false), match{f.verdict("refused")})
-		add(chainRefuse, f.is(), toThisNode(), f.notLoopback(), port(reg32a), match{f.verdict("refused-port")})
+		for _, m := range f.toNodePorts(nodePorts) {
+			add(chainRefuse, m, match{f.verdict("refused-port")})
+		}
 		add(chainRefuse, f.is(), match{f.load(f.dst, reg1), f.lookup("clusterips")}, verdict(expr.VerdictGoto, chainReject))
 	}
 	const icmpx, portUnreachable = 2, 1

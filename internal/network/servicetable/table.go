@@ -21,9 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/netns"
-	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/nlsock"
-	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/network/service/compile"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -57,19 +55,25 @@ type Table struct {
 	chains map[string]bool
 	// unsure is whether the kernel may have something else than what is wanted.
 	unsure bool
+	// unchecked is whether connections may be open that lead to endpoints that were gone before now:
+	// when another process had the table, or others have changed it.
+	unchecked bool
+	// former are the endpoints that another process has left in the table, until they are checked.
+	former map[compile.Ended]bool
 }
 
 // wanted is what the kernel should have.
 type wanted struct {
 	fronts            map[compile.Key]*compile.Front
 	clusterIPs, local map[netip.Addr]bool
+	nodePorts         []netip.Prefix
 }
 
 // Open returns the table of an instance in the network namespace at path; an empty path means the
 // process's namespace. To pods of the node, masqueraded packets come from an address of as, one of
 // each family that has one. Nothing in the kernel changes.
 func Open(path string, instance pod.Instance, as []netip.Addr) (*Table, error) {
-	t := &Table{netns: path, wanted: wanted{map[compile.Key]*compile.Front{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}}}
+	t := &Table{netns: path, wanted: wanted{fronts: map[compile.Key]*compile.Front{}, clusterIPs: map[netip.Addr]bool{}, local: map[netip.Addr]bool{}}}
 	t.kernel = kernelTable{instance: instance, name: instance.ServiceTable(), as: as, flags: tableOwner | tablePersist}
 	open := func() (err error) {
 		if t.flows, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
@@ -121,7 +125,7 @@ func (t *Table) Apply(u *compile.Update) error {
 	defer t.mu.Unlock()
 	c, forgets := t.changeOf(u), t.wanted.forgets(u)
 	t.wanted.apply(u)
-	if !t.loaded || t.unsure || t.commit(c) != nil {
+	if !t.loaded || t.unsure || u.NodePorts != nil || t.commit(c) != nil {
 		return t.wrap(t.synchronize())
 	}
 	if forgets {
@@ -140,26 +144,27 @@ func (t *Table) Repair() error {
 	return t.wrap(t.synchronize())
 }
 
-// Verify says how the kernel differs from what was applied, or nothing.
-func (t *Table) Verify() (string, error) {
+// Verify describes how the kernel differs from what was applied.
+func (t *Table) Verify() ([]string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.loaded {
-		return "", nil
+		return nil, nil
 	}
 	f, err := t.kernel.read()
 	if err != nil {
-		return "", t.wrap(err)
+		return nil, t.wrap(err)
 	}
-	if why := f.broken(&t.kernel); why != "" {
-		return why, nil
+	if why := f.broken(&t.kernel, t.wanted.nodePorts); why != "" {
+		return []string{why}, nil
 	}
 	is, _ := t.everything()
 	remove, add := difference(f.contents, is)
-	if len(remove)+len(add) > 0 {
-		return fmt.Sprintf("elements of %v differ", slices.Sorted(maps.Keys(union(remove, add)))), nil
+	var out []string
+	for _, set := range slices.Sorted(maps.Keys(union(remove, add))) {
+		out = append(out, "elements of "+set+" differ")
 	}
-	return "", nil
+	return out, nil
 }
 
 func union(a, b map[string][]element) map[string]bool {
@@ -185,39 +190,10 @@ func (t *Table) Teardown() error {
 	return t.wrap(t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...))
 }
 
-// End deletes the conntrack entries that lead to endpoints that are gone, so that their next
-// packets are led elsewhere. It reads all of the node's entries.
-func (t *Table) End(all []compile.Ended) (int, error) {
-	t.ending.Lock()
-	defer t.ending.Unlock()
-	if len(all) == 0 {
-		return 0, nil
-	}
-	ended := make(map[compile.Ended]bool, len(all))
-	for _, e := range all {
-		ended[e] = true
-	}
-	n, err := conntrack.EndTranslated(t.flows, func(c conntrack.Translation) bool {
-		e := compile.Ended{Key: compile.Key{Addr: c.To.Addr(), Protocol: service.Protocol(c.Protocol), Port: c.To.Port()}}
-		if c.To != c.Now {
-			e.Endpoint = c.Now
-		}
-		if ended[e] {
-			return true
-		}
-		e.Key.Addr = netip.IPv4Unspecified()
-		if c.To.Addr().Is6() {
-			e.Key.Addr = netip.IPv6Unspecified()
-		}
-		return ended[e]
-	})
-	if err != nil {
-		return n, fmt.Errorf("end connections to endpoints that are gone: %w", err)
-	}
-	return n, nil
-}
-
 func (w *wanted) apply(u *compile.Update) {
+	if u.NodePorts != nil {
+		w.nodePorts = u.NodePorts
+	}
 	for k, f := range u.Fronts {
 		if w.fronts[k] = f; f == nil {
 			delete(w.fronts, k)
@@ -334,7 +310,7 @@ func (t *Table) synchronize() error {
 		return err
 	}
 	agree := func() error {
-		if f.broken(&t.kernel) != "" {
+		if f.broken(&t.kernel, t.wanted.nodePorts) != "" {
 			return t.replace(f)
 		}
 		return t.amend(f)
@@ -347,7 +323,10 @@ func (t *Table) synchronize() error {
 	if err == nil {
 		err = t.sweep()
 	}
-	t.unsure = err != nil
+	if !t.loaded {
+		t.former = f.led()
+	}
+	t.unsure, t.unchecked = err != nil, true
 	t.loaded = t.loaded || err == nil
 	return err
 }
@@ -374,7 +353,7 @@ func (t *Table) replace(f *found) error {
 	for _, chain := range fixedChains {
 		c.begin = append(c.begin, t.kernel.newChain(chain))
 	}
-	for _, r := range t.kernel.fixedRules() {
+	for _, r := range t.kernel.fixedRules(t.wanted.nodePorts) {
 		c.begin = append(c.begin, t.kernel.newRule(r))
 	}
 	t.chains = map[string]bool{}
@@ -411,7 +390,7 @@ func (t *Table) amend(f *found) error {
 }
 
 // broken says what is wrong with the sets, chains and rules. It is empty if nothing is.
-func (f *found) broken(k *kernelTable) string {
+func (f *found) broken(k *kernelTable, nodePorts []netip.Prefix) string {
 	if !f.exists {
 		return "the table is missing"
 	}
@@ -425,7 +404,7 @@ func (f *found) broken(k *kernelTable) string {
 		}
 	}
 	comments := map[string][]string{}
-	for _, r := range k.fixedRules() {
+	for _, r := range k.fixedRules(nodePorts) {
 		comments[r.chain] = append(comments[r.chain], r.comment)
 	}
 	for chain := range f.chains {

@@ -195,8 +195,8 @@ func (l *lab) change(c service.Changes) *compile.Update {
 
 func (l *lab) clean() {
 	l.t.Helper()
-	if why, err := l.table.Verify(); err != nil || why != "" {
-		l.t.Errorf("the kernel differs: %s, %v", why, err)
+	if why, err := l.table.Verify(); err != nil || len(why) > 0 {
+		l.t.Errorf("the kernel differs: %v, %v", why, err)
 	}
 }
 
@@ -225,6 +225,10 @@ func web() *service.Service {
 	}
 }
 
+func here() *service.Node {
+	return &service.Node{Name: "here", Addresses: []netip.Addr{addr("192.168.0.1"), addr("fd00::1")}}
+}
+
 func one[V any](key string, v *V) map[string]*V { return map[string]*V{key: v} }
 
 func TestConnectionsLeadToEndpoints(t *testing.T) {
@@ -233,7 +237,7 @@ func TestConnectionsLeadToEndpoints(t *testing.T) {
 		l.serve(e)
 	}
 	s := web()
-	node := &service.Node{Name: "here"}
+	node := here()
 	l.change(service.Changes{Node: node, Services: one("n/web", s), Slices: map[string]*service.Slice{"n/1": sliceOf("web", "1", here4), "n/2": sliceOf("web", "2", here6)}})
 	l.clean()
 	check := func(network, from, to, want string) {
@@ -298,7 +302,7 @@ func TestEveryEndpointIsFoundAndAffinityKeepsOne(t *testing.T) {
 		l.serve(e)
 	}
 	s := web()
-	l.change(service.Changes{Node: &service.Node{Name: "here"}, Services: one("n/web", s), Slices: one("n/1", sliceOf("web", "1", all...))})
+	l.change(service.Changes{Node: here(), Services: one("n/web", s), Slices: one("n/1", sliceOf("web", "1", all...))})
 	found := func(n int) []string {
 		seen := map[string]bool{}
 		for range n {
@@ -337,7 +341,7 @@ func TestEveryEndpointIsFoundAndAffinityKeepsOne(t *testing.T) {
 	must(t, l.table.Close())
 	l.compiler = compile.New()
 	l.open()
-	l.change(service.Changes{Node: &service.Node{Name: "here"}, Services: one("n/web", sticky), Slices: one("n/1", sliceOf("web", "1", all...))})
+	l.change(service.Changes{Node: here(), Services: one("n/web", sticky), Slices: one("n/1", sliceOf("web", "1", all...))})
 	if got := found(10); !slices.Equal(got, first) {
 		t.Errorf("after a restart, found %v, not %v", got, first)
 	}
@@ -361,7 +365,7 @@ func TestUDPLeavesEndpointsThatAreGone(t *testing.T) {
 	l.serve(here4)
 	l.serve(other4)
 	s := web()
-	l.change(service.Changes{Node: &service.Node{Name: "here"}, Services: one("n/web", s), Slices: one("n/1", sliceOf("web", "1", here4))})
+	l.change(service.Changes{Node: here(), Services: one("n/web", s), Slices: one("n/1", sliceOf("web", "1", here4))})
 	must(t, netns.Do(l.where[addr("192.0.2.7")], func() error {
 		c, err := net.Dial("udp", "198.51.100.1:80")
 		if err != nil {
@@ -401,7 +405,7 @@ func TestNftListsTheTable(t *testing.T) {
 		sticky.Ports[i].NodePort++
 	}
 	l.change(service.Changes{
-		Node: &service.Node{Name: "here"}, Services: map[string]*service.Service{"n/web": web(), "n/sticky": sticky},
+		Node: here(), Services: map[string]*service.Service{"n/web": web(), "n/sticky": sticky},
 		Slices: map[string]*service.Slice{"n/1": sliceOf("web", "1", here4, there4), "n/2": sliceOf("sticky", "2", here4, there4), "n/3": sliceOf("sticky", "3", here6)},
 	})
 	out := netnstest.Run(t, l.node, "nft", "list", "ruleset")

@@ -253,3 +253,20 @@ func deref[T any](p *T) (out T) {
 	}
 	return out
 }
+
+// Node reads what of a node decides where connections lead. Its primary addresses are the first of
+// each family, of the internal ones before the external ones.
+func Node(from *corev1.Node) service.Node {
+	out := service.Node{Name: from.Name, Zone: from.Labels[corev1.LabelTopologyZone]}
+	has := map[bool]bool{} // by whether it is IPv6
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, listed := range from.Status.Addresses {
+			a, err := netip.ParseAddr(listed.Address)
+			if err == nil && listed.Type == kind && !has[a.Is6()] {
+				has[a.Is6()] = true
+				out.Addresses = append(out.Addresses, a)
+			}
+		}
+	}
+	return out
+}

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/huskd/husk/internal/network/service"
@@ -119,5 +120,20 @@ endpoints: [{addresses: ["fd88::1"]}, {addresses: []}]
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestNode(t *testing.T) {
+	address := func(kind corev1.NodeAddressType, a string) corev1.NodeAddress {
+		return corev1.NodeAddress{Type: kind, Address: a}
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{corev1.LabelTopologyZone: "z"}}}
+	node.Status.Addresses = []corev1.NodeAddress{
+		address(corev1.NodeHostName, "n"), address(corev1.NodeExternalIP, "203.0.113.1"), address(corev1.NodeExternalIP, "2001:db8::1"),
+		address(corev1.NodeInternalIP, "192.0.2.1"), address(corev1.NodeInternalIP, "192.0.2.2"),
+	}
+	want := service.Node{Name: "n", Zone: "z", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	if got := Node(node); !got.Equal(want) {
+		t.Errorf("read %+v, want %+v", got, want)
 	}
 }

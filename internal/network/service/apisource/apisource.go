@@ -175,13 +175,13 @@ func (r *run) follow(ctx context.Context) {
 		},
 	}).Err)
 	nodeList := cluster.List{Path: "/api/v1/nodes", Fields: "metadata.name=" + r.Node, Item: &corev1.Node{}, List: &corev1.NodeList{}}
-	r.observe(nodesName, cluster.Follow(ctx, r.client, nodeList, cluster.Follower[*corev1.Node, string]{
-		Keep:  func(n *corev1.Node) (string, bool) { return n.Labels[corev1.LabelTopologyZone], true },
-		Equal: func(a, b string) bool { return a == b },
-		Changed: func(d cluster.Difference[string]) {
+	r.observe(nodesName, cluster.Follow(ctx, r.client, nodeList, cluster.Follower[*corev1.Node, service.Node]{
+		Keep:  func(n *corev1.Node) (service.Node, bool) { return accept.Node(n), true },
+		Equal: service.Node.Equal,
+		Changed: func(d cluster.Difference[service.Node]) {
 			node := &service.Node{Name: r.Node}
-			for _, zone := range d.Set {
-				node.Zone = zone
+			for _, n := range d.Set {
+				*node = n
 			}
 			r.add(nodesName, func(c *service.Changes) { c.Node = node })
 		},

@@ -13,8 +13,11 @@ import (
 // Compiler has the Services as they were at the last Commit, and what has changed since. It isn't
 // safe for concurrent use.
 type Compiler struct {
-	node     service.Node
-	services map[string]*entry
+	node service.Node
+	// nodePorts are where node ports are; the node's primary addresses if it is empty.
+	nodePorts []netip.Prefix
+	unsettled bool // whether nodePorts, or the addresses, have changed
+	services  map[string]*entry
 	// slices are by Key; their Services' entries refer to them, too.
 	slices map[string]*service.Slice
 	dirty  map[string]bool // keys of Services
@@ -39,9 +42,7 @@ type entry struct {
 type made struct {
 	way   service.Way
 	front *Front
-	// known are the endpoints in slices, ready or not, and local the node's own ones among them.
-	known []netip.AddrPort
-	local []netip.Addr
+	local []netip.Addr // the known endpoints of this node
 }
 
 type claim struct {
@@ -53,9 +54,11 @@ func (c claim) before(o claim) bool {
 	return c.way < o.way || c.way == o.way && c.service < o.service
 }
 
-// New returns a Compiler without Services.
-func New() *Compiler {
+// New returns a Compiler without Services. Node ports are at the node's addresses in nodePorts; if
+// that is empty at the node's primary addresses, and if these aren't known at all addresses.
+func New(nodePorts ...netip.Prefix) *Compiler {
 	return &Compiler{
+		nodePorts: nodePorts, unsettled: true,
 		services: map[string]*entry{}, slices: map[string]*service.Slice{}, dirty: map[string]bool{},
 		claims: map[Key][]claim{}, fronts: map[Key]*Front{}, clusterIPs: map[netip.Addr]int{}, local: map[netip.Addr]int{},
 	}
@@ -73,8 +76,8 @@ func (c *Compiler) entry(key string) *entry {
 
 // Change takes changes. Commit makes them count.
 func (c *Compiler) Change(changes service.Changes) {
-	if changes.Node != nil && *changes.Node != c.node {
-		c.node = *changes.Node
+	if changes.Node != nil && !changes.Node.Equal(c.node) {
+		c.node, c.unsettled = *changes.Node, true
 		for key := range c.services {
 			c.dirty[key] = true
 		}
@@ -135,10 +138,27 @@ func (c *Compiler) Commit() *Update {
 		}
 	}
 	clear(c.dirty)
+	if c.unsettled {
+		u.NodePorts, c.unsettled = c.atNodePorts(), false
+	}
 	for k := range touched {
 		c.settle(k, before[k], u)
 	}
 	return u
+}
+
+// atNodePorts returns where node ports are; not nil.
+func (c *Compiler) atNodePorts() []netip.Prefix {
+	out := append([]netip.Prefix{}, c.nodePorts...)
+	if len(out) == 0 {
+		for _, a := range c.node.Addresses {
+			out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	}
+	return disjoint(out)
 }
 
 // settle notes what has changed about a Key.
@@ -174,7 +194,7 @@ func (c *Compiler) settle(k Key, before *made, u *Update) {
 func ended(k Key, before, now *made) (out []Ended) {
 	stay := map[netip.AddrPort]bool{}
 	if now != nil {
-		live := now.known
+		live := now.front.Known
 		if k.Protocol == service.UDP {
 			live = slices.Concat(now.front.All, now.front.Own)
 		}
@@ -189,7 +209,7 @@ func ended(k Key, before, now *made) (out []Ended) {
 	if before == nil {
 		return out
 	}
-	was := before.known
+	was := before.front.Known
 	if k.Protocol == service.UDP {
 		was = slices.Concat(before.front.All, before.front.Own)
 	}
@@ -272,8 +292,10 @@ func (c *Compiler) makePort(s *service.Service, p service.Port, six bool, target
 			local = append(local, t.Address)
 		}
 	}
+	slices.SortFunc(known, netip.AddrPort.Compare)
 	for _, way := range []service.Way{service.ClusterIP, service.LoadBalancer, service.ExternalIP, service.NodePort} {
 		front := frontOf(s, p, way, choice)
+		front.Known = known
 		if way == service.LoadBalancer {
 			front.Sources = sources(s, six)
 		}
@@ -290,7 +312,7 @@ func (c *Compiler) makePort(s *service.Service, p service.Port, six bool, target
 		for _, a := range addresses {
 			k := Key{a, p.Protocol, number}
 			if _, twice := out[k]; a.Is6() == six && !twice {
-				out[k] = &made{way: way, front: front, known: known, local: local}
+				out[k] = &made{way: way, front: front, local: local}
 			}
 		}
 	}
@@ -307,11 +329,15 @@ func sources(s *service.Service, six bool) []netip.Prefix {
 			out = append(out, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
+	if len(out) == 0 {
+		out = append(out, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	}
 	return disjoint(out)
 }
 
 // disjoint returns the prefixes that no other contains, sorted.
-func disjoint(prefixes []netip.Prefix) (out []netip.Prefix) {
+func disjoint(prefixes []netip.Prefix) []netip.Prefix {
+	out := []netip.Prefix{}
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { // a prefix comes before those in it
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
 			return c

@@ -244,3 +244,26 @@ func TestEndedEndpoints(t *testing.T) {
 		}
 	}
 }
+
+func TestWhereNodePortsAre(t *testing.T) {
+	prefix := netip.MustParsePrefix
+	primary := &service.Node{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	for _, c := range []struct {
+		configured []netip.Prefix
+		node       *service.Node
+		want       []netip.Prefix
+	}{
+		{nil, primary, []netip.Prefix{prefix("192.0.2.1/32"), prefix("2001:db8::1/128")}},
+		{[]netip.Prefix{prefix("192.0.2.0/24"), prefix("192.0.2.0/25")}, primary, []netip.Prefix{prefix("192.0.2.0/24")}},
+		{nil, &service.Node{Name: "n"}, []netip.Prefix{prefix("0.0.0.0/0"), prefix("::/0")}},
+	} {
+		compiler := New(c.configured...)
+		compiler.Change(service.Changes{Node: c.node})
+		if got := compiler.Commit().NodePorts; !slices.Equal(got, c.want) {
+			t.Errorf("configured %v: at %v, want %v", c.configured, got, c.want)
+		}
+		if got := compiler.Commit().NodePorts; got != nil {
+			t.Errorf("without a change: %v", got)
+		}
+	}
+}

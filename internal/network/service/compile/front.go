@@ -26,6 +26,8 @@ type Front struct {
 	// always masqueraded. Outside is where all others lead.
 	Inside, Outside Lead
 	Affinity        time.Duration // 0 for none
+	// Known are all endpoints, ready or not, sorted. Connections to them stay.
+	Known []netip.AddrPort
 	// Sources, unless empty, are where connections may come from.
 	Sources []netip.Prefix
 }
@@ -53,9 +55,19 @@ func (f *Front) Has(e netip.AddrPort) bool {
 	return slices.Contains(f.All, e) || slices.Contains(f.Own, e)
 }
 
+// Keeps reports whether connections to an endpoint may stay: those of UDP if the endpoint gets new
+// ones, and those of other protocols if it is known.
+func (f *Front) Keeps(p service.Protocol, e netip.AddrPort) bool {
+	if p == service.UDP {
+		return f.Has(e)
+	}
+	_, known := slices.BinarySearchFunc(f.Known, e, netip.AddrPort.Compare)
+	return known
+}
+
 func (f *Front) equal(o *Front) bool {
 	return f.Service == o.Service && f.Port == o.Port && f.Inside == o.Inside && f.Outside == o.Outside && f.Affinity == o.Affinity &&
-		slices.Equal(f.All, o.All) && slices.Equal(f.Own, o.Own) && slices.Equal(f.Sources, o.Sources)
+		slices.Equal(f.All, o.All) && slices.Equal(f.Own, o.Own) && slices.Equal(f.Known, o.Known) && slices.Equal(f.Sources, o.Sources)
 }
 
 // Update is what has changed.
@@ -67,6 +79,8 @@ type Update struct {
 	// Local are addresses of the node's own endpoints, likewise. Connections from one of them to
 	// itself must be masqueraded.
 	Local map[netip.Addr]bool
+	// NodePorts are where the node's addresses with node ports are. It is nil if they are as before.
+	NodePorts []netip.Prefix
 	// Ended are endpoints that get no more packets of a Key: of UDP, which has no connections, when
 	// there are other endpoints to prefer, and of all protocols when an endpoint is gone.
 	Ended []Ended
@@ -80,7 +94,7 @@ type Ended struct {
 
 // Empty reports whether nothing has changed.
 func (u *Update) Empty() bool {
-	return len(u.Fronts)+len(u.ClusterIPs)+len(u.Local)+len(u.Ended) == 0
+	return len(u.Fronts)+len(u.ClusterIPs)+len(u.Local)+len(u.NodePorts)+len(u.Ended) == 0
 }
 
 // arrange orders endpoints so that few move: those that stay keep their places as far as these
