@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +23,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if path := os.Getenv(ownerVariable); path != "" {
+		if err := own(path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
