@@ -533,8 +533,16 @@ func TestTeardownLeavesTheNodeAsItWas(t *testing.T) {
 		}
 		must(t, n.Detach(t.Context(), g.Attachment))
 		reaped(t, n)
+		// The tables of policies and Services may go later.
+		tables := []string{cfg.Instance.PolicyTable(), cfg.Instance.ServiceTable()}
+		for _, table := range tables {
+			l.run(l.node, "nft", "add", "table", "inet", table)
+		}
 		must(t, n.Teardown())
 		must(t, n.Teardown())
+		for _, table := range tables {
+			l.run(l.node, "nft", "delete", "table", "inet", table)
+		}
 		n.reaper.maintain()
 		if after := sysctls(); !slices.Equal(after, before) {
 			t.Errorf("sysctls %v, before %v", after, before)

@@ -180,7 +180,8 @@ func (t *table) existsLocked() bool {
 	return err == nil
 }
 
-// otherInstances counts the tables of other instances of Husk on the node.
+// otherInstances counts the instances of Husk on the node beside this one. An instance may have
+// tables of policies and Services too, whose names are longer.
 func (t *table) otherInstances() (n int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,7 +190,7 @@ func (t *table) otherInstances() (n int, err error) {
 		return 0, t.wrap(errors.Join(err, t.reopen()))
 	}
 	for _, other := range tables {
-		if strings.HasPrefix(other.Name, "husk-") && other.Name != t.nft.Name && !strings.HasSuffix(other.Name, "-policy") {
+		if id, ok := strings.CutPrefix(other.Name, "husk-"); ok && !strings.Contains(id, "-") && other.Name != t.nft.Name {
 			n++
 		}
 	}
