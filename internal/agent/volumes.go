@@ -22,6 +22,8 @@ type volumes struct {
 	// changing is held while volumes are set up, written or removed: containers start in parallel.
 	// Invariant: it is locked before mu.
 	changing sync.Mutex
+	// ended says that the pod has ended. Invariant: mu guards it.
+	ended bool
 }
 
 // mountError is the error of a volume that can't be set up. Those of images are errors of pulling.
@@ -78,8 +80,54 @@ func (v *volumes) setUp(vol *corev1.Volume) (string, error) {
 	if vol.PersistentVolumeClaim == nil {
 		return v.a.cfg.Volumes.SetUp(v.uid(), *vol, v.manifest.Spec.SecurityContext.FSGroup)
 	}
+	v.mu.Lock()
+	v.ended = false
+	v.mu.Unlock()
 	name := vol.PersistentVolumeClaim.ClaimName
 	return v.a.cfg.Volumes.SetUpClaim(v.manifest, name, v.record().Objects[manifest.ObjectKey(manifest.KindClaim, v.manifest.Namespace, name)])
+}
+
+// noteEnd frees the claims of a pod that has ended. The caller holds mu.
+func (v *volumes) noteEnd(phase podplan.Phase) {
+	if v.ended || phase != podplan.PhaseSucceeded && phase != podplan.PhaseFailed {
+		return
+	}
+	v.ended = true
+	v.a.background.Go(v.end)
+}
+
+// end lets other pods have the claims of a pod that has ended.
+func (v *volumes) end() {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	v.mu.Lock()
+	ended := v.ended
+	v.mu.Unlock()
+	if !ended || !hasClaims(v.manifest) {
+		return
+	}
+	if err := v.a.cfg.Volumes.Ended(v.uid()); err != nil {
+		v.a.cfg.Log.Warn("agent: the claims of a pod that has ended are not free", "pod", v.name(), "error", err)
+	}
+	claimsFreed(v.a)
+}
+
+func hasClaims(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil })
+}
+
+// claimsFreed makes the pods with claims try again what has failed.
+func claimsFreed(a *Agent) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for _, w := range a.workers {
+		if hasClaims(w.manifest) {
+			w.mu.Lock()
+			w.resetBackoffs()
+			w.mu.Unlock()
+			w.nudge()
+		}
+	}
 }
 
 func mounts(c *corev1.Container, volume string) bool {
@@ -138,7 +186,11 @@ func (v *volumes) refresh() {
 func (v *volumes) remove() error {
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	return v.a.cfg.Volumes.TearDown(v.uid())
+	err := v.a.cfg.Volumes.TearDown(v.uid())
+	if err == nil && hasClaims(v.manifest) {
+		v.a.background.Go(func() { claimsFreed(v.a) })
+	}
+	return err
 }
 
 // removeEvicted removes the volumes of an evicted pod and records that.

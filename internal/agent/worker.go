@@ -163,6 +163,7 @@ func outdated(pod *corev1.Pod, run container.Status) bool {
 func (w *worker) checkAdmission(d *podplan.Decision, seen snapshot) {
 	ended := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
 	if ended {
+		w.volumes.noteEnd(d.Status.Phase)
 		if (d.Gone || d.Status.Phase != podplan.PhaseRunning && d.Status.Phase != podplan.PhasePending) && w.a.admitted.Release(w.uid()) {
 			w.a.background.Go(w.a.capacityFreed)
 		}

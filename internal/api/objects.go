@@ -14,6 +14,7 @@ import (
 	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/workload"
 )
 
 // objectServer serves the API of objects.
@@ -69,7 +70,7 @@ func (s objectServer) RemoveFile(req *huskv1.RemoveFileRequest, stream grpc.Serv
 	if req.SkipObjects {
 		return nil
 	}
-	return r.objects(stream.Context(), parsed.Documents)
+	return r.objects(stream.Context(), &parsed)
 }
 
 // report sends that an object was removed, or a note about it.
@@ -119,18 +120,28 @@ func (r *removal) pod(ctx context.Context, name string) error {
 }
 
 // objects removes objects. The claims that have files stay.
-func (r *removal) objects(ctx context.Context, docs []manifest.Document) error {
+func (r *removal) objects(ctx context.Context, file *manifest.File) error {
 	claims, err := r.volumes.Claims()
 	if err != nil {
 		return err
 	}
+	kept := func(namespace, name string) error {
+		return r.report(manifest.KindClaim, namespace, name, "is kept with its files: husk volume rm "+namespace+"/"+name+" removes them")
+	}
 	has := map[string]bool{}
 	for _, c := range claims {
 		has[c.Namespace+"/"+c.Name] = true
+		for _, w := range file.Workloads {
+			if _, ok := workload.ClaimOrdinal(w, c.Name); ok && c.Namespace == w.Namespace {
+				if err := kept(c.Namespace, c.Name); err != nil {
+					return err
+				}
+			}
+		}
 	}
-	for _, doc := range docs {
-		if name := doc.Namespace + "/" + doc.Name; doc.Kind == manifest.KindClaim && has[name] {
-			err = r.report(doc.Kind, doc.Namespace, doc.Name, "is kept with its files: husk volume rm "+name+" removes them")
+	for _, doc := range file.Documents {
+		if doc.Kind == manifest.KindClaim && has[doc.Namespace+"/"+doc.Name] {
+			err = kept(doc.Namespace, doc.Name)
 		} else {
 			err = r.result(doc.Kind, doc.Namespace, doc.Name, r.server.Objects.Remove(ctx, objects.Object{Kind: doc.Kind, Namespace: doc.Namespace, Name: doc.Name}))
 		}

@@ -264,6 +264,7 @@ var allowed = map[string][]string{
 	"internal/stats":                    {"internal/host", "internal/netns"},
 	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
 	"internal/manifest":                 {"internal/manifest/claim", "internal/manifest/document", "internal/manifest/fields", "internal/manifest/identity", "internal/manifest/kinds", "internal/network/policy", "internal/network/policy/accept", "internal/network/service", "internal/network/service/accept", "internal/workload", "internal/workload/convert"},
+	"internal/workload":                 {"internal/manifest/claim"},
 	"internal/workload/convert":         {"internal/workload"},
 	"internal/workload/controller":      {"internal/agent", "internal/agent/source"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},

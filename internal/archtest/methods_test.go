@@ -16,6 +16,9 @@ var methodMaxima = map[string]int{
 	"internal/image.puller":     31,
 	"internal/cri.imageService": 70,
 	"internal/cri.view":         61,
+	// It has one for each verb of users, of sources and of other owners, and for each question of the
+	// edges.
+	"internal/agent.Agent": 31,
 	// It has a method for each verb of users and for each source of changes.
 	"internal/workload/controller.Controller": 33,
 	// It has a method for each call of the API.

@@ -359,7 +359,7 @@ func (d *daemon) wire() {
 		config.Devices = d.devices.Configure
 	}
 	d.agent = agent.New(config)
-	d.workloads = controller.New(controller.Config{Journal: d.journal, Pods: d.agent, Events: d.agent.Events, Log: d.log})
+	d.workloads = controller.New(controller.Config{Journal: d.journal, Pods: d.agent, Claims: d.volumes(), Events: d.agent.Events, Log: d.log})
 	d.objects = objects.New(objects.Config{Journal: d.journal, Policies: d.policy.Declares(), Deliver: declare(d)})
 }
 

@@ -158,8 +158,8 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.namespace(doc, subject)
 	case p.origin.Services && isService(version, kind):
 		p.service(doc, kind, subject)
-	case fields.WorkloadVersion(kind) == version:
-		table, _ := fields.FindWorkload(version, kind)
+	case fields.WorkloadVersion(kind) == version || fields.IsFormer(version, kind):
+		table, _ := fields.FindWorkload(fields.WorkloadVersion(kind), kind)
 		p.workload(doc, table, subject)
 	case fields.WorkloadVersion(kind) != "":
 		p.problem(doc.Get("apiVersion").Line, subject, "apiVersion", "%s of %s is not supported: use %s", kind, version, fields.WorkloadVersion(kind))

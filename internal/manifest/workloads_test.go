@@ -110,3 +110,47 @@ func TestWorkloadFields(t *testing.T) {
 		}
 	}
 }
+
+// TestFormerWorkloads checks that old versions and generated names are accepted.
+func TestFormerWorkloads(t *testing.T) {
+	const text = `
+apiVersion: extensions/v1beta1
+kind: Deployment
+metadata: {name: old}
+spec: {template: &template {metadata: {labels: {app: web}}, spec: {containers: [{name: c, image: example.com/a:1}]}}}
+---
+apiVersion: apps/v1beta2
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  volumeClaimTemplates: [{metadata: {name: data}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}]
+  template: {metadata: {labels: {app: web}}, spec: {containers: [{name: c, image: example.com/a:1, volumeMounts: [{name: data, mountPath: /data}]}]}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {generateName: once-}
+spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: example.com/a:1}]}}}
+`
+	first, again := parseWorkloads(t, text), parseWorkloads(t, text)
+	var job string
+	for name := range first {
+		if strings.HasPrefix(name, "job/") {
+			job = name
+		}
+	}
+	if len(first) != 3 || first["deployment/default/old"] == nil || !strings.HasPrefix(job, "job/default/once-") || again[job] == nil {
+		t.Errorf("%v", first)
+	}
+	db := first["statefulset/default/db"]
+	if len(db.Claims) != 1 || db.Claims[0].Size.String() != "1Gi" || db.Template.Spec.Volumes[0].PersistentVolumeClaim == nil {
+		t.Errorf("%+v", db)
+	}
+	if ordinal, ok := workload.ClaimOrdinal(db, workload.ClaimName(db, "data", 12)); !ok || ordinal != 12 {
+		t.Errorf("ordinal %d, %v", ordinal, ok)
+	}
+	for _, other := range []string{"data-db-x", "data-db-01", "data-dbs-1", "data-db-"} {
+		if _, ok := workload.ClaimOrdinal(db, other); ok {
+			t.Errorf("%s is a claim of the set", other)
+		}
+	}
+}

@@ -115,6 +115,7 @@ func (s *setPlan) create(ordinal int) {
 	pod := s.pod(r.Template, labelRevision, s.Name+"-"+r.Hash, labelSetPodName, name, labelPodIndex, strconv.Itoa(ordinal))
 	pod.Name = name
 	setHostname(pod, name, s.Rollout.Service)
+	setClaims(s.Workload, pod, ordinal)
 	s.decision.Create = append(s.decision.Create, pod)
 }
 

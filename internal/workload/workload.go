@@ -91,6 +91,9 @@ type Workload struct {
 	JobAnnotations map[string]string `json:"jobAnnotations,omitempty"`
 	// Cron is the spec of a CronJob, without the template of its Jobs.
 	Cron *batchv1.CronJobSpec `json:"cron,omitempty"`
+	// Claims are those that each pod of a StatefulSet has, and Retention says how long.
+	Claims    []Claim   `json:"claims,omitempty"`
+	Retention Retention `json:"retention,omitzero"`
 }
 
 // Sum returns a digest of everything that the manifest says.

@@ -30,6 +30,8 @@ type Claim struct {
 const (
 	claimData = "data"
 	claimPods = "pods"
+	// endedSuffix ends the name of a second file of a pod that has ended.
+	endedSuffix = ".ended"
 )
 
 func (v Volumes) claims() string { return filepath.Join(v.Root, "claims") }
@@ -57,7 +59,7 @@ func (v Volumes) SetUpClaim(pod *corev1.Pod, name string, object manifest.Object
 		return "", err
 	}
 	if declared.Exclusive() {
-		if other, err := otherUser(users, string(pod.UID)); err != nil || other != "" {
+		if other, err := otherUser(users, string(pod.UID), false); err != nil || other != "" {
 			return "", errors.Join(err, fmt.Errorf("claim %s/%s is ReadWriteOncePod, and pod %s uses it: remove one of the pods", pod.Namespace, name, other))
 		}
 	}
@@ -65,10 +67,13 @@ func (v Volumes) SetUpClaim(pod *corev1.Pod, name string, object manifest.Object
 	if err := os.WriteFile(filepath.Join(users, string(pod.UID)), []byte(pod.Namespace+"/"+pod.Name), 0o600); err != nil {
 		return "", err
 	}
+	if err := os.Remove(filepath.Join(users, string(pod.UID)+endedSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
 	group := pod.Spec.SecurityContext.FSGroup
 	var err error
 	if declared.Path != "" {
-		err = link(declared.Path, path)
+		err = v.link(declared.Path, path)
 	} else {
 		err = createEmptyDir(path, group)
 	}
@@ -81,11 +86,21 @@ func (v Volumes) SetUpClaim(pod *corev1.Pod, name string, object manifest.Object
 	return path, giveToGroup(path, group)
 }
 
-// link makes path a link to the directory of a volume. It does nothing if the claim has files of
-// its own already.
-func link(volume, path string) error {
+// link makes path a link to the directory of a volume, which has one claim. It does nothing if the
+// claim has files of its own already.
+func (v Volumes) link(volume, path string) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	others, err := filepath.Glob(filepath.Join(v.claims(), "*", "*", claimData))
+	if err != nil {
+		return err
+	}
+	for _, other := range others {
+		if target, err := os.Readlink(other); err == nil && target == volume {
+			name, _ := filepath.Rel(v.claims(), filepath.Dir(other))
+			return fmt.Errorf("the volume at %s is that of claim %s already: husk volume rm %s frees it", volume, name, name)
+		}
 	}
 	if err := os.MkdirAll(volume, 0o755); err != nil {
 		return err
@@ -93,16 +108,32 @@ func link(volume, path string) error {
 	return os.Symlink(volume, path)
 }
 
-// otherUser returns a pod other than uid that uses a claim, or "".
-func otherUser(users, uid string) (string, error) {
+// otherUser returns a pod other than uid that uses a claim, or "". Pods that have ended count if
+// ended is set.
+func otherUser(users, uid string, ended bool) (string, error) {
 	entries, err := os.ReadDir(users)
 	for _, e := range entries {
-		if e.Name() != uid {
-			name, _ := os.ReadFile(filepath.Join(users, e.Name()))
-			return string(name), nil
+		if e.Name() == uid || strings.HasSuffix(e.Name(), endedSuffix) {
+			continue
 		}
+		path := filepath.Join(users, e.Name())
+		if _, err := os.Lstat(path + endedSuffix); err == nil && !ended {
+			continue
+		}
+		name, _ := os.ReadFile(path)
+		return string(name), nil
 	}
 	return "", err
+}
+
+// Ended notes that a pod has ended, so that another one may have a claim that only one pod at a
+// time may use. The claim still can't be removed. It ends with the next SetUpClaim.
+func (v Volumes) Ended(uid string) error {
+	used, err := filepath.Glob(filepath.Join(v.claims(), "*", "*", claimPods, uid))
+	for _, path := range used {
+		err = errors.Join(err, os.WriteFile(path+endedSuffix, nil, 0o600))
+	}
+	return err
 }
 
 // giveToGroup gives all files to a group, unless the directory shows that they are the group's. It
@@ -150,7 +181,7 @@ func giveToGroup(path string, group *int64) error {
 
 // release notes that a pod uses no claim any more.
 func (v Volumes) release(uid string) error {
-	used, err := filepath.Glob(filepath.Join(v.claims(), "*", "*", claimPods, uid))
+	used, err := filepath.Glob(filepath.Join(v.claims(), "*", "*", claimPods, uid+"*"))
 	for _, path := range used {
 		if removeErr := os.Remove(path); err == nil && !errors.Is(removeErr, fs.ErrNotExist) {
 			err = removeErr
@@ -173,6 +204,9 @@ func (v Volumes) Claims() ([]Claim, error) {
 		}
 		entries, _ := os.ReadDir(filepath.Join(dir, claimPods))
 		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), endedSuffix) {
+				continue
+			}
 			if name, err := os.ReadFile(filepath.Join(dir, claimPods, e.Name())); err == nil {
 				c.Pods = append(c.Pods, string(name))
 			}
@@ -192,7 +226,7 @@ func (v Volumes) RemoveClaim(namespace, name string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no claim %s/%s: husk volume ls lists them", namespace, name))
 	}
-	if other, err := otherUser(filepath.Join(dir, claimPods), ""); other != "" || err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if other, err := otherUser(filepath.Join(dir, claimPods), "", true); other != "" || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(err, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("claim %s/%s is used by pod %s: remove the pod first", namespace, name, other)))
 	}
 	if err := os.RemoveAll(dir); err != nil {

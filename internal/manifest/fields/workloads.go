@@ -24,9 +24,10 @@ const (
 )
 
 var metadata = []Field{
-	{"apiVersion", Honoured, "as in the heading"},
+	{"apiVersion", Honoured, "as in the heading, or a former version of it, such as extensions/v1beta1"},
 	{"kind", Honoured, "as in the heading"},
 	{"metadata.name", Honoured, "name; the names of the pods begin with it"},
+	{"metadata.generateName", Honoured, "without a name: the beginning of the name. The rest depends on the manifest, so that the same file means the same workload"},
 	{"metadata.namespace", Honoured, "namespace of the object and its pods; default if absent"},
 	{"metadata.labels", Honoured, "shown by husk inspect"},
 	{"metadata.annotations", Honoured, "shown by husk inspect"},
@@ -91,7 +92,9 @@ var workloads = []Workload{
 		{"spec.updateStrategy.rollingUpdate.maxUnavailable", Honoured, "pods that may be unavailable during a rollout; 1 if absent"},
 		{"spec.minReadySeconds", Honoured, minReady},
 		{"spec.ordinals.start", Honoured, "first ordinal; 0 if absent"},
-		{"spec.persistentVolumeClaimRetentionPolicy", Ignored, "there are no volumeClaimTemplates"},
+		{"spec.volumeClaimTemplates", Honoured, "claims that each pod has: a volume named as the claim, which the set's claim CLAIM-SET-ORDINAL is mounted as. The fields are those of a PersistentVolumeClaim"},
+		{"spec.persistentVolumeClaimRetentionPolicy.whenDeleted", Honoured, "Retain (default), or Delete to remove the claims and their files with the set"},
+		{"spec.persistentVolumeClaimRetentionPolicy.whenScaled", Honoured, "Retain (default), or Delete to remove the claims and their files of the pods that scaling down removes"},
 		{"spec.revisionHistoryLimit", Ignored, history},
 	}},
 	{"apps/v1", "DaemonSet", "spec.template", []Field{
@@ -146,11 +149,20 @@ func WorkloadVersion(kind string) string {
 	return ""
 }
 
+// former are the versions in which kinds of workloads were before, with the same fields.
+var former = map[string][]string{
+	"apps/v1":  {"apps/v1beta1", "apps/v1beta2", "extensions/v1beta1"},
+	"batch/v1": {"batch/v1beta1", "batch/v2alpha1"},
+}
+
+// IsFormer reports whether a kind of workloads was in a version before the present one.
+func IsFormer(apiVersion, kind string) bool {
+	return slices.Contains(former[WorkloadVersion(kind)], apiVersion)
+}
+
 // workloadRemedies are the messages for refused fields of workloads.
 var workloadRemedies = map[string]string{
-	"spec.volumeClaimTemplates": "not supported yet: use a volume of a PersistentVolumeClaim, or an emptyDir that lasts as long as its pod",
-	"metadata.generateName":     "a workload needs a fixed name: set metadata.name",
-	"spec.rollbackTo":           "no longer in Kubernetes: remove it",
+	"spec.rollbackTo": "no longer in Kubernetes: remove it",
 }
 
 // Lookup is like the function Lookup, for the fields of the workload.

@@ -39,8 +39,13 @@ const (
 // Name returns the name of a pod that has only generateName. It is the same each time a source is
 // parsed, and differs between pods with different n.
 func Name(pod *corev1.Pod, source string, n int) string {
-	suffix := digest(string(content(pod)), source, strconv.Itoa(n))[:generatedSuffix]
-	return pod.GenerateName[:min(len(pod.GenerateName), maxGeneratedPrefix)] + suffix
+	return NameOf(pod.GenerateName, content(pod), source, n)
+}
+
+// NameOf is like Name, for another object with its content.
+func NameOf(prefix string, content []byte, source string, n int) string {
+	suffix := digest(string(content), source, strconv.Itoa(n))[:generatedSuffix]
+	return prefix[:min(len(prefix), maxGeneratedPrefix)] + suffix
 }
 
 func content(pod *corev1.Pod) []byte {

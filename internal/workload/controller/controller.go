@@ -22,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/workload"
@@ -37,10 +38,17 @@ type Pods interface {
 	Delete(uid string) error
 }
 
+// Claims has the claims of the node. It is a volume.Volumes.
+type Claims interface {
+	Claims() ([]volume.Claim, error)
+	RemoveClaim(namespace, name string) error
+}
+
 // Config is what a Controller works with.
 type Config struct {
 	Journal *journal.Journal
 	Pods    Pods
+	Claims  Claims
 	Events  *event.Log
 	Log     *slog.Logger
 }
@@ -57,8 +65,10 @@ type Controller struct {
 	declared map[source.Kind]map[workload.Ref]string // where workloads are declared
 	// readySince is since when pods are ready, by their UIDs.
 	readySince map[string]time.Time
-	empty      bool          // no pod of a workload was there at the last decision
-	newer      chan struct{} // closed at the next change of a status
+	// shared are the objects of all sources; nil until Share is first called.
+	shared manifest.Objects
+	empty  bool          // no pod of a workload was there at the last decision
+	newer  chan struct{} // closed at the next change of a status
 }
 
 // record is what the journal keeps of a workload.
@@ -200,11 +210,14 @@ func (c *Controller) decide(now time.Time) (w work, next time.Time) {
 			c.report(e, event.Event{Warning: ev.Warning, Reason: ev.Reason, Message: ev.Message})
 		}
 		w.remove = append(w.remove, d.Remove...)
-		if len(d.Create) == 0 || now.Before(e.retry) {
+		if e.Workload.Retention.WhenScaled {
+			c.removeClaims(e, own, d.Status.Desired)
+		}
+		if len(d.Create) == 0 || now.Before(e.retry) || len(e.Workload.Claims) > 0 && c.shared == nil {
 			wakeAt(e.retry)
 		} else {
 			for _, pod := range d.Create {
-				w.create = append(w.create, creation{pod, e.Objects, e})
+				w.create = append(w.create, creation{pod, c.objectsOf(e, pod), e})
 			}
 		}
 		c.runJobs(e, d)
@@ -310,6 +323,9 @@ func (c *Controller) removeLeft(e *entry, pods []workload.Pod, w *work) {
 	}
 	if left > 0 {
 		return
+	}
+	if e.Workload.Retention.WhenDeleted {
+		c.removeClaims(e, nil, 0)
 	}
 	if err := c.records.Delete(string(e.Workload.UID)); err != nil {
 		c.cfg.Log.Error("workload: removing failed", "workload", e.Workload.Ref, "error", err)

@@ -117,6 +117,10 @@ func (c *Controller) Declare(set source.Set) {
 func (c *Controller) Share(all manifest.Objects) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.shared == nil {
+		c.Nudge()
+	}
+	c.shared = all
 	for _, e := range c.entries {
 		rec := e.record
 		rec.Objects = rec.Objects.With(all.Of(rec.Workload.Template))

@@ -246,6 +246,10 @@ func (c *converter) statefulSet(s *appsv1.StatefulSetSpec) {
 		c.number("spec.ordinals.start", &o.Start, math.MaxInt32-MaxPods)
 		r.Start = o.Start
 	}
+	if p := s.PersistentVolumeClaimRetentionPolicy; p != nil {
+		c.w.Retention.WhenDeleted = c.deletes("spec.persistentVolumeClaimRetentionPolicy.whenDeleted", p.WhenDeleted)
+		c.w.Retention.WhenScaled = c.deletes("spec.persistentVolumeClaimRetentionPolicy.whenScaled", p.WhenScaled)
+	}
 	c.strategy("spec.updateStrategy.type", string(s.UpdateStrategy.Type), workload.RollingUpdate, workload.OnDelete)
 	if u := s.UpdateStrategy.RollingUpdate; u != nil {
 		if u.Partition != nil {
@@ -254,6 +258,16 @@ func (c *converter) statefulSet(s *appsv1.StatefulSetSpec) {
 		}
 		r.MaxUnavailable = c.share("spec.updateStrategy.rollingUpdate.maxUnavailable", u.MaxUnavailable, intstr.FromInt32(1))
 	}
+}
+
+// deletes reports whether a policy says that claims are deleted.
+func (c *converter) deletes(field string, policy appsv1.PersistentVolumeClaimRetentionPolicyType) bool {
+	switch policy {
+	case "", appsv1.RetainPersistentVolumeClaimRetentionPolicyType, appsv1.DeletePersistentVolumeClaimRetentionPolicyType:
+	default:
+		c.problem(field, "%q is not one of Retain, Delete", policy)
+	}
+	return policy == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
 }
 
 func (c *converter) daemonSet(s *appsv1.DaemonSetSpec) {
