@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/sandbox"
@@ -51,9 +52,27 @@ func (a *Agent) worker(uid string) (*worker, error) {
 const minPrefix = 3
 
 // Find returns the pod that a user names: by [namespace/]name, or by a prefix of its UID, of a
-// sandbox's ID or of a container's ID. For a container's ID it returns the container's name too.
+// sandbox's ID or of a container's ID. The name may follow "pod/", and "/" and the name of a
+// container may follow it. It returns the container's name too if name is about one.
 func (a *Agent) Find(name string) (p Pod, containerName string, err error) {
 	pods := a.List()
+	if p, containerName, err = find(pods, name); !errdefs.IsNotFound(err) {
+		return p, containerName, err
+	}
+	kind, rest, _ := strings.Cut(name, "/")
+	if slices.Contains([]string{"pod", "pods", "po"}, kind) && rest != "" {
+		return find(pods, rest)
+	}
+	if i := strings.LastIndex(name, "/"); i > 0 {
+		in, _, inErr := find(pods, name[:i])
+		if inErr == nil && slices.ContainsFunc(in.Status.Containers, func(c podplan.ContainerStatus) bool { return c.Name == name[i+1:] }) {
+			return in, name[i+1:], nil
+		}
+	}
+	return p, containerName, err
+}
+
+func find(pods []Pod, name string) (p Pod, containerName string, err error) {
 	for _, full := range []string{name, manifest.DefaultNamespace + "/" + name} {
 		if i := slices.IndexFunc(pods, func(p Pod) bool { return p.Name() == full }); i >= 0 {
 			return pods[i], "", nil

@@ -19,6 +19,12 @@ func TestFind(t *testing.T) {
 		{"other/web", "other/web"},
 		{"db", "other/db"},
 		{"dddd-3", "other/db"},
+		{"pod/db", "other/db"},
+		{"pods/other/web", "other/web"},
+		{"pod/none", `! no pod "none"`},
+		{"other/db/c", "other/db c"},
+		{"db/c", "other/db c"},
+		{"db/none", `! no pod "db/none"`},
 		{"abcd", "default/web"},
 		{st.ID, "other/db"},
 		{st.ID[:12], "other/db"},
@@ -35,7 +41,7 @@ func TestFind(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || p.Name() != c.want || container != "" {
+		if err != nil || strings.TrimSpace(p.Name()+" "+container) != c.want {
 			t.Errorf("%q finds %q, %v", c.name, container, err)
 		}
 	}

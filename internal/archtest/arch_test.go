@@ -43,7 +43,7 @@ var packageMaxima = map[string]int{
 	"internal/daemon": 3150,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
-	"internal/agent": 2870,
+	"internal/agent": 2890,
 	// It parses each kind of object with one decoder and one report of problems.
 	"internal/manifest": 2950,
 }
@@ -215,7 +215,7 @@ var fanOutMaxima = map[string]int{
 	"internal/api": 21,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
-	"internal/cli": 14,
+	"internal/cli": 18,
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 19,
 	// It calls drivers itself that adapters in daemon would only forward to.

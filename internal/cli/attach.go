@@ -31,6 +31,9 @@ husk attach game -c server`,
 		ValidArgsFunction: a.completePod,
 	}
 	a.addContainer(cmd, &start.Container)
+	var given bool // attach connects what the container has, and so needs neither
+	cmd.Flags().BoolVarP(&given, "stdin", "i", true, "pass standard input, as far as the container takes it")
+	cmd.Flags().BoolVarP(&given, "tty", "t", true, "use the container's terminal, if it has one")
 	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		start.Name, start.Tty = args[0], terminal.Is(a.in)
 		code, err := a.streams().Run(ctx, c.Attach, start)

@@ -10,6 +10,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/help"
+	"github.com/huskd/husk/internal/cli/imagecmd"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/cli/volumecmd"
@@ -109,6 +111,13 @@ func (a *app) execute(ctx context.Context, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.errs)
+	if err := foreignWord(root, args); err != nil {
+		return a.report(err)
+	}
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		// Flags after the pod are completed too.
+		subcommand(root, "exec").Flags().SetInterspersed(true)
+	}
 	return a.report(root.ExecuteContext(ctx))
 }
 
@@ -164,7 +173,7 @@ husk exec -it web -- sh`,
 	volumes := volumecmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each}
 	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a), volumecmd.Objects(volumes))
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
-	add(groupImages, newImage(a), volumecmd.New(volumes))
+	add(groupImages, imagecmd.New(imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}), volumecmd.New(volumes))
 	add(groupNet, newNet(a))
 	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))
 	root.AddCommand(newCompletion())

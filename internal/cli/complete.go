@@ -68,25 +68,6 @@ func (a *app) completeContainer(cmd *cobra.Command, args []string, _ string) ([]
 	})
 }
 
-// completeImages completes the names of images that are not on the line yet.
-func (a *app) completeImages(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.complete(cmd, func(ctx context.Context, c *client.Client) []string {
-		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
-		if err != nil {
-			return nil
-		}
-		var names []string
-		for _, i := range answer.Images {
-			for _, tag := range i.Tags {
-				if !slices.Contains(args, tag) {
-					names = append(names, tag)
-				}
-			}
-		}
-		return names
-	})
-}
-
 func listPods(ctx context.Context, c *client.Client) []*huskv1.Pod {
 	answer, err := c.ListPods(ctx, &huskv1.ListPodsRequest{All: true})
 	if err != nil {

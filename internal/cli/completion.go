@@ -3,8 +3,9 @@ package cli
 import (
 	"io"
 
-	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/spf13/cobra"
+
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 // shells generate the completion scripts, by the shell's name.

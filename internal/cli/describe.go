@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,16 +14,33 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
+// podWords are kubectl's words for pods, as in "describe pod web" and "top pods".
+var podWords = []string{"pod", "pods", "po"}
+
+// withoutPodWord removes such a word before other arguments.
+func withoutPodWord(args []string) []string {
+	if len(args) > 1 && slices.Contains(podWords, args[0]) {
+		return args[1:]
+	}
+	return args
+}
+
+// podWord returns the Args of a command that may have such a word before its arguments.
+func podWord(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error { return check(cmd, withoutPodWord(args)) }
+}
+
 func newDescribe(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "describe POD",
 		Short: "Describe a pod: its network, containers, probes, mounts and events.",
 		Example: `husk describe web
 husk describe kube-system/dns`,
-		Args:              usageerror.Takes(1, 1, "the NAME of a pod"),
+		Args:              podWord(usageerror.Takes(1, 1, "the NAME of a pod")),
 		ValidArgsFunction: a.completePod,
 	}
 	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+		args = withoutPodWord(args)
 		answer, err := c.Inspect(ctx, &huskv1.InspectRequest{Name: args[0]})
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 func newExec(a *app) *cobra.Command {
 	start := &huskv1.SessionStart{}
 	cmd := &cobra.Command{
-		Use:                   "exec [-i] [-t] POD [-c NAME] -- CMD [ARG...]",
+		Use:                   "exec [-i] [-t] POD [-c NAME] [--] CMD [ARG...]",
 		DisableFlagsInUseLine: true,
 		Short:                 "Run a program in a running container.",
 		Long: `Run a program in a running container.
@@ -29,21 +29,21 @@ husk exec -it web -- sh
 husk exec deployment/web -- env
 husk exec -i db -c postgres -- psql < dump.sql`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			switch dash := cmd.ArgsLenAtDash(); {
-			case len(args) == 0 || dash == 0:
-				return usageerror.Misuse(cmd, "husk exec needs the name of a POD, then -- and the program")
-			case dash < 0 && len(args) > 1:
-				return usageerror.Misuse(cmd, "husk exec needs -- before the program: husk exec %s -- %s", args[0], strings.Join(args[1:], " "))
-			case dash > 1:
-				return usageerror.Misuse(cmd, "husk exec takes only one POD, but got %q too", args[1])
-			case len(args) == 1:
-				return usageerror.Misuse(cmd, "husk exec needs a program: husk exec %s -- sh", args[0])
+			if err := splitProgram(cmd, start, args); err != nil {
+				return err
+			}
+			switch {
+			case start.Name == "":
+				return usageerror.Misuse(cmd, "husk exec needs the name of a POD, then the program")
+			case len(start.Args) == 0:
+				return usageerror.Misuse(cmd, "husk exec needs a program: husk exec %s -- sh", start.Name)
 			}
 			return nil
 		},
 		ValidArgsFunction: a.completePod,
 	}
 	f := cmd.Flags()
+	f.SetInterspersed(false)
 	f.BoolVarP(&start.Stdin, "stdin", "i", false, "pass standard input to the program")
 	f.BoolVarP(&start.Tty, "tty", "t", false, "run the program on a terminal")
 	a.addContainer(cmd, &start.Container)
@@ -53,11 +53,28 @@ husk exec -i db -c postgres -- psql < dump.sql`,
 		}
 		return nil
 	}
-	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-		start.Name, start.Args = args[0], args[1:]
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		return exited(a.streams().Run(ctx, c.Exec, start))
 	})
 	return cmd
+}
+
+// splitProgram finds the pod and the program in the arguments of husk exec. Flags of husk may
+// follow the pod, as with kubectl; the first other word begins the program, as with docker.
+func splitProgram(cmd *cobra.Command, start *huskv1.SessionStart, args []string) error {
+	start.Name, start.Args = "", nil
+	if len(args) == 0 || cmd.ArgsLenAtDash() == 0 {
+		return nil
+	}
+	start.Name, args = args[0], args[1:]
+	if len(args) > 0 && strings.HasPrefix(args[0], "-") {
+		if err := cmd.Flags().Parse(args); err != nil {
+			return usageerror.BadFlag(cmd, err)
+		}
+		args = cmd.Flags().Args()
+	}
+	start.Args = args
+	return nil
 }
 
 // streams returns the streams that a program in a container is connected to.

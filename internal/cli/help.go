@@ -3,8 +3,9 @@ package cli
 import (
 	"strings"
 
-	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/spf13/cobra"
+
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newHelp() *cobra.Command {

@@ -6,15 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/input"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
@@ -56,15 +54,12 @@ husk rm -f shop.yaml`,
 	return cmd
 }
 
-// splitFiles returns those of the arguments that are files, and the others.
+// splitFiles returns those of the arguments that are manifests, and the others.
 func splitFiles(args []string) (files, names []string) {
 	for _, arg := range args {
-		info, err := os.Stat(arg)
-		switch {
-		case arg == stdin, err == nil && info.IsDir() && strings.HasSuffix(arg, "/"),
-			err == nil && !info.IsDir() && slices.Contains(manifestExtensions, filepath.Ext(arg)):
+		if input.IsManifest(arg) {
 			files = append(files, arg)
-		default:
+		} else {
 			names = append(names, arg)
 		}
 	}

@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +15,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/flags"
+	"github.com/huskd/husk/internal/cli/input"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
@@ -70,100 +68,14 @@ generate-manifest | husk run -`,
 	return cmd
 }
 
-// manifestMax bounds the size of a manifest. It leaves room in a gRPC message, and is far more than
-// a person writes.
-const manifestMax = 3 << 20
-
-// readManifests reads all files before any pod is started, so that a misspelt name doesn't leave
-// only some of them running.
+// readManifests returns the requests to run the manifests with these names.
 func (a *app) readManifests(ctx context.Context, names []string) ([]*huskv1.RunRequest, error) {
+	manifests, err := input.Manifests(ctx, a.in, names)
 	var requests []*huskv1.RunRequest
-	var failures []error
-	seen := map[string]bool{}
-	for _, given := range names {
-		files, err := manifestsAt(given)
-		if err != nil {
-			failures = append(failures, err)
-		}
-		for _, name := range files {
-			if seen[name] {
-				failures = append(failures, usageerror.New("%s is given twice: name each file once", name))
-				continue
-			}
-			seen[name] = true
-			data, err := a.readManifest(ctx, name)
-			if err != nil {
-				failures = append(failures, err)
-				continue
-			}
-			requests = append(requests, &huskv1.RunRequest{File: name, Manifest: data})
-		}
+	for _, m := range manifests {
+		requests = append(requests, &huskv1.RunRequest{File: m.Name, Manifest: m.Data})
 	}
-	return requests, errors.Join(failures...)
-}
-
-// manifestExtensions are those of the files of a directory that are manifests.
-var manifestExtensions = []string{".yaml", ".yml", ".json"}
-
-// manifestsAt returns the manifests of a directory, and any other name as it is.
-func manifestsAt(name string) (files []string, err error) {
-	if info, err := os.Stat(name); name == stdin || err != nil || !info.IsDir() {
-		return []string{name}, nil
-	}
-	entries, err := os.ReadDir(name)
-	if err != nil {
-		return nil, fileError(name, err)
-	}
-	for _, e := range entries {
-		if slices.Contains(manifestExtensions, filepath.Ext(e.Name())) && !strings.HasPrefix(e.Name(), ".") && !e.IsDir() {
-			files = append(files, filepath.Join(name, e.Name()))
-		}
-	}
-	if len(files) == 0 {
-		return nil, fmt.Errorf("%s has no manifest: no file in it ends with .yaml, .yml or .json", name)
-	}
-	return files, nil
-}
-
-func (a *app) readManifest(ctx context.Context, name string) ([]byte, error) {
-	shown, file := name, a.in
-	if name == stdin {
-		shown = "standard input"
-	} else {
-		var err error
-		if file, err = os.Open(name); err != nil {
-			return nil, fileError(name, err)
-		}
-		defer file.Close()
-	}
-	data, err := readAll(ctx, io.LimitReader(file, manifestMax+1))
-	switch {
-	case err != nil:
-		return nil, fileError(shown, err)
-	case len(data) > manifestMax:
-		return nil, fmt.Errorf("%s is too large for a manifest: it has more than %d MiB", shown, manifestMax>>20)
-	case len(data) == 0:
-		return nil, fmt.Errorf("%s is empty: it must contain a manifest", shown)
-	}
-	return data, nil
-}
-
-// readAll reads r until EOF or until ctx ends: input typed on a terminal may never end.
-func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
-	var data []byte
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer terminal.Guard()
-		defer close(done)
-		data, err = io.ReadAll(r)
-	}()
-	select {
-	case <-done:
-		return data, err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+	return requests, err
 }
 
 // run starts the pods of all manifests at once. A timeout of 0 means none.

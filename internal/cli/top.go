@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,7 +35,7 @@ containers has a row.`,
 husk top web
 husk top --containers --sort-by memory --once
 husk top -o json`,
-		Args:              usageerror.Takes(0, 1, "the NAME of a pod"),
+		Args:              podWord(usageerror.Takes(0, 1, "the NAME of a pod")),
 		ValidArgsFunction: a.completePod,
 	}
 	cmd.Flags().BoolVar(&once, "once", false, "print the table once")
@@ -42,14 +43,18 @@ husk top -o json`,
 	cmd.Flags().StringVar(&t.sortBy, "sort-by", "name", "name, cpu or memory; the largest usage comes first")
 	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if args = withoutPodWord(args); len(args) == 1 && slices.Contains(podWords, args[0]) {
+			args = nil
+		}
+		t.pod = strings.Join(args, "")
 		if t.sortBy != "name" && t.sortBy != "cpu" && t.sortBy != "memory" {
 			return usageerror.Misuse(cmd, "--sort-by: %q is not one of name, cpu, memory", t.sortBy)
 		}
 		t.containers = t.containers || len(args) > 0
 		return nil
 	}
-	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-		t.client, t.pod = c, strings.Join(args, "")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
+		t.client = c
 		if err := t.update(ctx); err != nil {
 			return err
 		}

@@ -29,11 +29,12 @@ const top = "../.."
 
 func TestReferenceIsCurrent(t *testing.T) {
 	for file, want := range map[string]string{
-		"cli.md":       cli.Reference(),
-		"config.md":    config.Reference(),
-		"inspect.md":   api.InspectReference(),
-		"manifest.md":  fields.Reference() + kinds.Reference(),
-		"lifecycle.md": lifecycles(t),
+		"cli.md":         cli.Reference(),
+		"coming-from.md": cli.ComingFrom(),
+		"config.md":      config.Reference(),
+		"inspect.md":     api.InspectReference(),
+		"manifest.md":    fields.Reference() + kinds.Reference(),
+		"lifecycle.md":   lifecycles(t),
 	} {
 		current(t, filepath.Join("docs/reference", file), func(string) string { return want })
 	}

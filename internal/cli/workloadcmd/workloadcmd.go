@@ -42,6 +42,7 @@ func New(app App) []*cobra.Command {
 type tool struct{ App }
 
 func (t *tool) scale() *cobra.Command {
+	var replicas string
 	cmd := &cobra.Command{
 		Use:   "scale WORKLOAD REPLICAS",
 		Short: "Set the number of pods of a workload.",
@@ -50,13 +51,20 @@ func (t *tool) scale() *cobra.Command {
 The number stays until the workload's manifest is changed or run again.`,
 		Example: `husk scale deployment/web 5
 husk scale statefulset/shop/db 0`,
-		Args:              usageerror.Takes(2, 2, "a WORKLOAD, such as deployment/web, and a number of pods"),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if replicas != "" {
+				args = append(args, replicas)
+			}
+			return usageerror.Takes(2, 2, "a WORKLOAD, such as deployment/web, and a number of pods")(cmd, args)
+		},
 		ValidArgsFunction: t.completeWorkload,
 	}
+	cmd.Flags().StringVar(&replicas, "replicas", "", "the number of pods, if it isn't an argument")
 	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, args []string) error {
-		n, err := strconv.ParseInt(args[1], 10, 32)
+		number := append(args, replicas)[1]
+		n, err := strconv.ParseInt(number, 10, 32)
 		if err != nil || n < 0 || n > math.MaxInt32 {
-			return usageerror.Misuse(cmd, "%q is not a number of pods", args[1])
+			return usageerror.Misuse(cmd, "%q is not a number of pods", number)
 		}
 		w, err := c.Scale(ctx, &huskv1.ScaleRequest{Name: args[0], Replicas: int32(n)})
 		if err == nil {

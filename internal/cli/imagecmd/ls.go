@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-func newImageLs(a *app) *cobra.Command {
+func (t *tool) ls() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List images.",
@@ -28,7 +28,7 @@ husk image ls -o json`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.Wide)
-	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
 		if err != nil {
 			return err
@@ -37,9 +37,9 @@ husk image ls -o json`,
 			return cmp.Or(strings.Compare(render.ImageName(x), render.ImageName(y)), strings.Compare(x.Id, y.Id))
 		})
 		if len(answer.Images) == 0 && !o.Structured() {
-			_, _ = fmt.Fprintln(a.errs, "no images: get one with husk image pull or husk image load")
+			_, _ = fmt.Fprintln(t.Errs, "no images: get one with husk image pull or husk image load")
 		}
-		return o.Print(a.out, render.ImageViews(answer.Images), func() *render.Table {
+		return o.Print(t.Out, render.ImageViews(answer.Images), func() *render.Table {
 			return render.ImageTable(answer.Images, *o == flags.Wide, time.Now())
 		})
 	})

@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-func newImagePrune(a *app) *cobra.Command {
+func (t *tool) prune() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "prune",
@@ -23,13 +23,13 @@ husk image prune -a`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also remove images that have a name, if no container uses them")
-	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		r, err := c.PruneImages(ctx, &huskv1.PruneImagesRequest{All: all})
 		if err != nil {
 			return err
 		}
-		a.printRemoved(r.Removed)
-		_, _ = fmt.Fprintf(a.out, "freed %s\n", render.Size(r.FreedBytes))
+		t.printRemoved(r.Removed)
+		_, _ = fmt.Fprintf(t.Out, "freed %s\n", render.Size(r.FreedBytes))
 		return nil
 	})
 	return cmd

@@ -1,7 +1,8 @@
-package cli
+package imagecmd
 
 import (
 	"fmt"
+	"os"
 	"time"
 
 	huskv1 "github.com/huskd/husk/api/v1"
@@ -12,16 +13,16 @@ import (
 // progressView shows the progress of a pull or a load on standard error: as bars on a terminal, or
 // else a line for each stage.
 type progressView struct {
-	a      *app
+	errs   *os.File
 	live   *terminal.Live // nil if standard error is not a terminal
 	bars   render.Progress
 	stages render.Stages
 }
 
-func (a *app) newProgressView() *progressView {
-	v := &progressView{a: a}
-	if terminal.Fancy(a.errs) {
-		v.live = terminal.NewLive(a.errs, func(c render.Canvas) []string { return v.bars.Lines(time.Now(), c) })
+func (t *tool) newProgressView() *progressView {
+	v := &progressView{errs: t.Errs}
+	if terminal.Fancy(t.Errs) {
+		v.live = terminal.NewLive(t.Errs, func(c render.Canvas) []string { return v.bars.Lines(time.Now(), c) })
 	}
 	return v
 }
@@ -32,7 +33,7 @@ func (v *progressView) update(p *huskv1.Progress) {
 		return
 	}
 	if line := v.stages.Next(p); line != "" {
-		_, _ = fmt.Fprintln(v.a.errs, line)
+		_, _ = fmt.Fprintln(v.errs, line)
 	}
 }
 

@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -14,11 +14,12 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/input"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-func newImageLoad(a *app) *cobra.Command {
+func (t *tool) load() *cobra.Command {
 	return &cobra.Command{
 		Use:   "load [FILE]",
 		Short: "Load images from an OCI or docker archive, or from standard input.",
@@ -26,42 +27,39 @@ func newImageLoad(a *app) *cobra.Command {
 docker save web | husk image load`,
 		Args: usageerror.Takes(0, 1, "one FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := stdin
+			name := input.Stdin
 			if len(args) > 0 {
 				name = args[0]
 			}
-			if name == stdin && terminal.Is(a.in) {
+			if name == input.Stdin && terminal.Is(t.In) {
 				return usageerror.Misuse(cmd, "husk image load reads an archive: name its FILE, or pipe it in")
 			}
-			file, size, err := a.openArchive(name)
+			file, size, err := t.openArchive(name)
 			if err != nil {
 				return err
 			}
 			defer file.Close()
-			c, err := a.dial()
+			c, err := t.Dial()
 			if err != nil {
 				return err
 			}
-			return a.load(cmd.Context(), c, &archive{r: file, name: name, size: size})
+			return t.loadArchive(cmd.Context(), c, &archive{r: file, name: name, size: size})
 		},
 	}
 }
 
-// stdin names standard input on the command line.
-const stdin = "-"
-
 // openArchive opens the named file. The size is 0 if it isn't known.
-func (a *app) openArchive(name string) (*os.File, int64, error) {
-	if name == stdin {
-		info, err := a.in.Stat()
+func (t *tool) openArchive(name string) (*os.File, int64, error) {
+	if name == input.Stdin {
+		info, err := t.In.Stat()
 		if err != nil {
 			return nil, 0, fmt.Errorf("can't read standard input: %w", err)
 		}
-		return a.in, regularSize(info), nil
+		return t.In, regularSize(info), nil
 	}
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, 0, fileError(name, err)
+		return nil, 0, input.FileError(name, err)
 	}
 	info, err := file.Stat()
 	if err == nil && info.IsDir() {
@@ -81,14 +79,6 @@ func regularSize(info fs.FileInfo) int64 {
 	return 0
 }
 
-// fileError returns err with the file's name, without that of the system call.
-func fileError(name string, err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		err = path.Err
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
 // archive is a file that is sent to huskd.
 type archive struct {
 	r       io.Reader
@@ -104,14 +94,14 @@ const archiveChunk = 256 << 10
 // loadStream is the stream of a LoadImage call.
 type loadStream = grpc.BidiStreamingClient[huskv1.LoadImageRequest, huskv1.ImageEvent]
 
-func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
+func (t *tool) loadArchive(ctx context.Context, c *client.Client, file *archive) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stream, err := c.LoadImage(ctx)
 	if err != nil {
 		return err
 	}
-	v := a.newProgressView()
+	v := t.newProgressView()
 	go func() {
 		defer terminal.Guard()
 		if err := file.send(stream, v.update); err != nil {
@@ -128,7 +118,7 @@ func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
 		return err
 	}
 	for _, i := range images {
-		a.printImage("loaded", i)
+		t.printImage("loaded", i)
 	}
 	return nil
 }
@@ -150,7 +140,7 @@ func (f *archive) send(stream loadStream, update func(*huskv1.Progress)) error {
 			f.sentAll.Store(true)
 			return stream.CloseSend()
 		case err != nil:
-			return fileError(f.name, err)
+			return input.FileError(f.name, err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-func newImageRm(a *app) *cobra.Command {
+func (t *tool) rm() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm NAME...",
@@ -20,14 +20,14 @@ func newImageRm(a *app) *cobra.Command {
 		Example: `husk image rm localhost/web:old
 husk image rm -f 3f2a1b4c5d6e`,
 		Args:              usageerror.Takes(1, -1, "the NAME or ID of an image"),
-		ValidArgsFunction: a.completeImages,
+		ValidArgsFunction: t.completeImages,
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove images even if a container uses them")
-	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.each(args, func(name string) error {
+	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, args []string) error {
+		return t.Each(args, func(name string) error {
 			r, err := c.RemoveImage(ctx, &huskv1.RemoveImageRequest{Name: name, Force: force})
 			if err == nil {
-				a.printRemoved(r.Removed)
+				t.printRemoved(r.Removed)
 			}
 			return err
 		})
@@ -36,8 +36,8 @@ husk image rm -f 3f2a1b4c5d6e`,
 }
 
 // printRemoved reports the names and images that were removed.
-func (a *app) printRemoved(names []string) {
+func (t *tool) printRemoved(names []string) {
 	for _, name := range names {
-		_, _ = fmt.Fprintf(a.out, "removed %s\n", render.Clean(name))
+		_, _ = fmt.Fprintf(t.Out, "removed %s\n", render.Clean(name))
 	}
 }

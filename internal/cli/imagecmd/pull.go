@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/input"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-func newImagePull(a *app) *cobra.Command {
+func (t *tool) pull() *cobra.Command {
 	req := &huskv1.PullImageRequest{}
 	var fromStdin bool
 	cmd := &cobra.Command{
@@ -39,21 +40,21 @@ husk image pull registry.local/web --username me --password-stdin < secret`,
 		case fromStdin && req.Username == "":
 			return usageerror.Misuse(cmd, "--password-stdin needs --username")
 		case fromStdin:
-			req.Password, err = readPassword(cmd.Context(), a.in)
-		case req.Username != "" && !terminal.Is(a.in):
+			req.Password, err = readPassword(cmd.Context(), t.In)
+		case req.Username != "" && !terminal.Is(t.In):
 			return usageerror.Misuse(cmd, "--username needs a password: pipe it in and add --password-stdin")
 		case req.Username != "":
 			prompt := fmt.Sprintf("password of %s for %s: ", render.Clean(req.Username), render.Clean(req.Ref))
-			req.Password, err = terminal.Password(cmd.Context(), a.in, a.errs, prompt)
+			req.Password, err = terminal.Password(cmd.Context(), t.In, t.Errs, prompt)
 		}
 		if err != nil {
 			return err
 		}
-		c, err := a.dial()
+		c, err := t.Dial()
 		if err != nil {
 			return err
 		}
-		return a.pull(cmd.Context(), c, req)
+		return t.pullImage(cmd.Context(), c, req)
 	}
 	return cmd
 }
@@ -63,7 +64,7 @@ const passwordMax = 64 << 10
 
 // readPassword returns the content of r without its final newline.
 func readPassword(ctx context.Context, r io.Reader) (string, error) {
-	data, err := readAll(ctx, io.LimitReader(r, passwordMax+1))
+	data, err := input.ReadAll(ctx, io.LimitReader(r, passwordMax+1))
 	password := strings.TrimRight(string(data), "\r\n")
 	switch {
 	case err != nil:
@@ -76,21 +77,21 @@ func readPassword(ctx context.Context, r io.Reader) (string, error) {
 	return password, nil
 }
 
-func (a *app) pull(ctx context.Context, c *client.Client, req *huskv1.PullImageRequest) error {
+func (t *tool) pullImage(ctx context.Context, c *client.Client, req *huskv1.PullImageRequest) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.PullImage(ctx, req)
 	if err != nil {
 		return err
 	}
-	v := a.newProgressView()
+	v := t.newProgressView()
 	images, err := receiveImages(stream, v.update)
 	v.close()
 	if err != nil {
 		return err
 	}
 	for _, i := range images {
-		a.printImage("pulled", i)
+		t.printImage("pulled", i)
 	}
 	return nil
 }
