@@ -18,16 +18,17 @@ type element struct {
 // dropped is no chain's name.
 const dropped = " drop"
 
-type elementKey struct{ key, last string }
+// id tells an element of a set from the others.
+func (e element) id() string { return e.key + e.last }
 
-// contents are the elements of sets by their names.
-type contents map[string]map[elementKey]element
+// contents are the elements of sets by their names and ids.
+type contents map[string]map[string]element
 
 func (c contents) add(set string, e element) {
 	if c[set] == nil {
-		c[set] = map[elementKey]element{}
+		c[set] = map[string]element{}
 	}
-	c[set][elementKey{e.key, e.last}] = e
+	c[set][e.id()] = e
 }
 
 // yield takes the elements that something stands for.
@@ -125,21 +126,20 @@ func clusterIPElement(a netip.Addr, add yield) { add("clusterips"+suffix(a), ele
 
 func localElement(a netip.Addr, add yield) { add("self"+suffix(a), element{key: raw(a) + raw(a)}) }
 
-// difference returns the elements to delete from, and to add to, what there is.
-func difference(is, wanted contents) (remove, add map[string][]element) {
+// difference returns the elements to delete from, and to add to, what there is. It takes what is
+// wanted out of is.
+func difference(is contents, wanted func(yield)) (remove, add map[string][]element) {
 	remove, add = map[string][]element{}, map[string][]element{}
-	for set, elements := range is {
-		for k, e := range elements {
-			if w, ok := wanted[set][k]; !ok || w != e {
-				remove[set] = append(remove[set], e)
-			}
+	wanted(func(set string, e element) {
+		if is[set][e.id()] == e {
+			delete(is[set], e.id())
+		} else {
+			add[set] = append(add[set], e)
 		}
-	}
-	for set, elements := range wanted {
-		for k, e := range elements {
-			if g, ok := is[set][k]; !ok || g != e {
-				add[set] = append(add[set], e)
-			}
+	})
+	for set, elements := range is {
+		for _, e := range elements {
+			remove[set] = append(remove[set], e)
 		}
 	}
 	return remove, add

@@ -286,7 +286,7 @@ func (k *kernelTable) read() (*found, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list set %s: %w", s.name, err)
 		}
-		f.contents[s.name] = make(map[elementKey]element, len(all))
+		f.contents[s.name] = make(map[string]element, len(all))
 		for _, e := range all {
 			f.contents.add(s.name, e)
 		}

@@ -123,9 +123,13 @@ func (t *Table) wrap(err error) error {
 func (t *Table) Apply(u *compile.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.loaded || t.unsure || u.NodePorts != nil {
+		t.wanted.apply(u)
+		return t.wrap(t.synchronize())
+	}
 	c, forgets := t.changeOf(u), t.wanted.forgets(u)
 	t.wanted.apply(u)
-	if !t.loaded || t.unsure || u.NodePorts != nil || t.commit(c) != nil {
+	if t.commit(c) != nil {
 		return t.wrap(t.synchronize())
 	}
 	if forgets {
@@ -158,24 +162,19 @@ func (t *Table) Verify() ([]string, error) {
 	if why := f.broken(&t.kernel, t.wanted.nodePorts); why != "" {
 		return []string{why}, nil
 	}
-	is, _ := t.everything()
-	remove, add := difference(f.contents, is)
+	c := &change{}
+	c.compare(f.contents, &t.wanted)
+	differing := map[string]bool{}
+	for _, elements := range []map[string][]element{c.remove, c.add} {
+		for set := range elements {
+			differing[set] = true
+		}
+	}
 	var out []string
-	for _, set := range slices.Sorted(maps.Keys(union(remove, add))) {
+	for _, set := range slices.Sorted(maps.Keys(differing)) {
 		out = append(out, "elements of "+set+" differ")
 	}
 	return out, nil
-}
-
-func union(a, b map[string][]element) map[string]bool {
-	out := map[string]bool{}
-	for k := range a {
-		out[k] = true
-	}
-	for k := range b {
-		out[k] = true
-	}
-	return out
 }
 
 // Teardown removes the table.
@@ -220,46 +219,59 @@ func (c *change) need(t target, masquerade bool) { c.chains[t] = c.chains[t] || 
 
 // changeOf returns what an update changes.
 func (t *Table) changeOf(u *compile.Update) *change {
-	c := &change{chains: map[target]bool{}}
-	is, to := contents{}, contents{}
-	for k, f := range u.Fronts {
+	c, is := &change{chains: map[target]bool{}}, contents{}
+	for k := range u.Fronts {
 		if old := t.wanted.fronts[k]; old != nil {
 			frontElements(k, old, is.add, func(target, bool) {})
 		}
-		if f != nil {
-			frontElements(k, f, to.add, c.need)
+	}
+	for a := range u.ClusterIPs {
+		if t.wanted.clusterIPs[a] {
+			clusterIPElement(a, is.add)
 		}
 	}
-	for _, addresses := range []struct {
-		was, now map[netip.Addr]bool
-		element  func(netip.Addr, yield)
-	}{{t.wanted.clusterIPs, u.ClusterIPs, clusterIPElement}, {t.wanted.local, u.Local, localElement}} {
-		for a, present := range addresses.now {
-			if addresses.was[a] {
-				addresses.element(a, is.add)
+	for a := range u.Local {
+		if t.wanted.local[a] {
+			localElement(a, is.add)
+		}
+	}
+	c.remove, c.add = difference(is, func(add yield) {
+		for k, f := range u.Fronts {
+			if f != nil {
+				frontElements(k, f, add, c.need)
 			}
+		}
+		for a, present := range u.ClusterIPs {
 			if present {
-				addresses.element(a, to.add)
+				clusterIPElement(a, add)
 			}
 		}
-	}
-	c.remove, c.add = difference(is, to)
+		for a, present := range u.Local {
+			if present {
+				localElement(a, add)
+			}
+		}
+	})
 	return c
 }
 
-// everything is what the kernel should have.
-func (t *Table) everything() (contents, map[target]bool) {
-	out, c := contents{}, &change{chains: map[target]bool{}}
-	for k, f := range t.wanted.fronts {
-		frontElements(k, f, out.add, c.need)
+// elements yields what the kernel should have, and the chains that it needs.
+func (w *wanted) elements(add yield, need func(target, bool)) {
+	for k, f := range w.fronts {
+		frontElements(k, f, add, need)
 	}
-	for a := range t.wanted.clusterIPs {
-		clusterIPElement(a, out.add)
+	for a := range w.clusterIPs {
+		clusterIPElement(a, add)
 	}
-	for a := range t.wanted.local {
-		localElement(a, out.add)
+	for a := range w.local {
+		localElement(a, add)
 	}
-	return out, c.chains
+}
+
+// compare finds how elements differ from what is wanted, and which chains that needs.
+func (c *change) compare(is contents, w *wanted) {
+	c.chains = map[target]bool{}
+	c.remove, c.add = difference(is, func(add yield) { w.elements(add, c.need) })
 }
 
 // commit makes a change in one transaction.
@@ -357,9 +369,7 @@ func (t *Table) replace(f *found) error {
 		c.begin = append(c.begin, t.kernel.newRule(r))
 	}
 	t.chains = map[string]bool{}
-	var everything contents
-	everything, c.chains = t.everything()
-	_, c.add = difference(nil, everything)
+	c.compare(nil, &t.wanted)
 	return t.commit(c)
 }
 
@@ -367,8 +377,7 @@ func (t *Table) replace(f *found) error {
 func (t *Table) amend(f *found) error {
 	c := &change{begin: t.kernel.adopt(f)}
 	t.chains = map[string]bool{}
-	var everything contents
-	everything, c.chains = t.everything()
+	c.compare(f.contents, &t.wanted)
 	var masks, plain []string
 	for chain := range f.chains {
 		target, ok := targetOf(chain)
@@ -385,7 +394,6 @@ func (t *Table) amend(f *found) error {
 		}
 	}
 	c.deleted = append(masks, plain...) // in the order in which they refer to each other
-	c.remove, c.add = difference(f.contents, everything)
 	return t.commit(c)
 }
 
