@@ -190,6 +190,8 @@ var kinds = map[string][2]string{
 	"pods": {"v1", "PodList"}, "services": {"v1", "ServiceList"}, "nodes": {"v1", "NodeList"}, "configmaps": {"v1", "ConfigMapList"},
 	"secrets": {"v1", "SecretList"}, "runtimeclasses": {"node.k8s.io/v1", "RuntimeClassList"},
 	"namespaces": {"v1", "NamespaceList"}, "networkpolicies": {"networking.k8s.io/v1", "NetworkPolicyList"},
+	"endpointslices":         {"discovery.k8s.io/v1", "EndpointSliceList"},
+	"servicecidrs":           {"networking.k8s.io/v1", "ServiceCIDRList"},
 	"clusternetworkpolicies": {"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicyList"},
 }
 
