@@ -5107,7 +5107,12 @@ type Volume struct {
 	// Directory of its files on the node.
 	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
 	// namespace/name of the pods that use it.
-	Pods          []string `protobuf:"bytes,4,rep,name=pods,proto3" json:"pods,omitempty"`
+	Pods []string `protobuf:"bytes,4,rep,name=pods,proto3" json:"pods,omitempty"`
+	// What a manifest has last said of it.
+	Size          string   `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
+	Modes         []string `protobuf:"bytes,6,rep,name=modes,proto3" json:"modes,omitempty"`
+	StorageClass  string   `protobuf:"bytes,7,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
+	UsedBytes     int64    `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // only by InspectVolume
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5170,6 +5175,278 @@ func (x *Volume) GetPods() []string {
 	return nil
 }
 
+func (x *Volume) GetSize() string {
+	if x != nil {
+		return x.Size
+	}
+	return ""
+}
+
+func (x *Volume) GetModes() []string {
+	if x != nil {
+		return x.Modes
+	}
+	return nil
+}
+
+func (x *Volume) GetStorageClass() string {
+	if x != nil {
+		return x.StorageClass
+	}
+	return ""
+}
+
+func (x *Volume) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+type InspectVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectVolumeRequest) Reset() {
+	*x = InspectVolumeRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectVolumeRequest) ProtoMessage() {}
+
+func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
+func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *InspectVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *InspectVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ExportVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportVolumeRequest) Reset() {
+	*x = ExportVolumeRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportVolumeRequest) ProtoMessage() {}
+
+func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *ExportVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ExportVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type VolumeChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeChunk) Reset() {
+	*x = VolumeChunk{}
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeChunk) ProtoMessage() {}
+
+func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeChunk.ProtoReflect.Descriptor instead.
+func (*VolumeChunk) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *VolumeChunk) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+type ImportVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Chunk         []byte                 `protobuf:"bytes,3,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportVolumeRequest) Reset() {
+	*x = ImportVolumeRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportVolumeRequest) ProtoMessage() {}
+
+func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ImportVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ImportVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ImportVolumeRequest) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+type ImportVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportVolumeResponse) Reset() {
+	*x = ImportVolumeResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportVolumeResponse) ProtoMessage() {}
+
+func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ImportVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+}
+
 type RemoveVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -5180,7 +5457,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[78]
+	mi := &file_api_v1_husk_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5469,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[78]
+	mi := &file_api_v1_husk_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5482,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -5230,7 +5507,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[79]
+	mi := &file_api_v1_husk_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5242,7 +5519,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[79]
+	mi := &file_api_v1_husk_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5255,7 +5532,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{79}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
 }
 
 type ListObjectsRequest struct {
@@ -5266,7 +5543,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5278,7 +5555,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5291,7 +5568,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
 }
 
 type ListObjectsResponse struct {
@@ -5303,7 +5580,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5315,7 +5592,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5328,7 +5605,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -5351,7 +5628,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5363,7 +5640,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5376,7 +5653,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Object) GetKind() string {
@@ -5428,7 +5705,7 @@ type RemoveFileRequest struct {
 
 func (x *RemoveFileRequest) Reset() {
 	*x = RemoveFileRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5440,7 +5717,7 @@ func (x *RemoveFileRequest) String() string {
 func (*RemoveFileRequest) ProtoMessage() {}
 
 func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5453,7 +5730,7 @@ func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveFileRequest) GetFile() string {
@@ -5504,7 +5781,7 @@ type RemoveFileEvent struct {
 
 func (x *RemoveFileEvent) Reset() {
 	*x = RemoveFileEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5516,7 +5793,7 @@ func (x *RemoveFileEvent) String() string {
 func (*RemoveFileEvent) ProtoMessage() {}
 
 func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5529,7 +5806,7 @@ func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileEvent.ProtoReflect.Descriptor instead.
 func (*RemoveFileEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemoveFileEvent) GetKind() string {
@@ -5945,12 +6222,30 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"\x14\n" +
 	"\x12ListVolumesRequest\"@\n" +
 	"\x13ListVolumesResponse\x12)\n" +
-	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"b\n" +
+	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"\xd0\x01\n" +
 	"\x06Volume\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
-	"\x04pods\x18\x04 \x03(\tR\x04pods\"G\n" +
+	"\x04pods\x18\x04 \x03(\tR\x04pods\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\tR\x04size\x12\x14\n" +
+	"\x05modes\x18\x06 \x03(\tR\x05modes\x12#\n" +
+	"\rstorage_class\x18\a \x01(\tR\fstorageClass\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\b \x01(\x03R\tusedBytes\"H\n" +
+	"\x14InspectVolumeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"G\n" +
+	"\x13ExportVolumeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"#\n" +
+	"\vVolumeChunk\x12\x14\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"]\n" +
+	"\x13ImportVolumeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05chunk\x18\x03 \x01(\fR\x05chunk\"\x16\n" +
+	"\x14ImportVolumeResponse\"G\n" +
 	"\x13RemoveVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x16\n" +
@@ -6008,10 +6303,13 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fListPolicies\x12\x1c.husk.v1.ListPoliciesRequest\x1a\x1d.husk.v1.ListPoliciesResponse\x12Z\n" +
 	"\x11ExplainConnection\x12!.husk.v1.ExplainConnectionRequest\x1a\".husk.v1.ExplainConnectionResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
-	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x012\xa0\x01\n" +
+	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x012\xf6\x02\n" +
 	"\aVolumes\x12H\n" +
 	"\vListVolumes\x12\x1b.husk.v1.ListVolumesRequest\x1a\x1c.husk.v1.ListVolumesResponse\x12K\n" +
-	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponse2\x99\x01\n" +
+	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponse\x12?\n" +
+	"\rInspectVolume\x12\x1d.husk.v1.InspectVolumeRequest\x1a\x0f.husk.v1.Volume\x12D\n" +
+	"\fExportVolume\x12\x1c.husk.v1.ExportVolumeRequest\x1a\x14.husk.v1.VolumeChunk0\x01\x12M\n" +
+	"\fImportVolume\x12\x1c.husk.v1.ImportVolumeRequest\x1a\x1d.husk.v1.ImportVolumeResponse(\x012\x99\x01\n" +
 	"\aObjects\x12H\n" +
 	"\vListObjects\x12\x1b.husk.v1.ListObjectsRequest\x1a\x1c.husk.v1.ListObjectsResponse\x12D\n" +
 	"\n" +
@@ -6029,7 +6327,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -6109,13 +6407,18 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*ListVolumesRequest)(nil),        // 75: husk.v1.ListVolumesRequest
 	(*ListVolumesResponse)(nil),       // 76: husk.v1.ListVolumesResponse
 	(*Volume)(nil),                    // 77: husk.v1.Volume
-	(*RemoveVolumeRequest)(nil),       // 78: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 79: husk.v1.RemoveVolumeResponse
-	(*ListObjectsRequest)(nil),        // 80: husk.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 81: husk.v1.ListObjectsResponse
-	(*Object)(nil),                    // 82: husk.v1.Object
-	(*RemoveFileRequest)(nil),         // 83: husk.v1.RemoveFileRequest
-	(*RemoveFileEvent)(nil),           // 84: husk.v1.RemoveFileEvent
+	(*InspectVolumeRequest)(nil),      // 78: husk.v1.InspectVolumeRequest
+	(*ExportVolumeRequest)(nil),       // 79: husk.v1.ExportVolumeRequest
+	(*VolumeChunk)(nil),               // 80: husk.v1.VolumeChunk
+	(*ImportVolumeRequest)(nil),       // 81: husk.v1.ImportVolumeRequest
+	(*ImportVolumeResponse)(nil),      // 82: husk.v1.ImportVolumeResponse
+	(*RemoveVolumeRequest)(nil),       // 83: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 84: husk.v1.RemoveVolumeResponse
+	(*ListObjectsRequest)(nil),        // 85: husk.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 86: husk.v1.ListObjectsResponse
+	(*Object)(nil),                    // 87: husk.v1.Object
+	(*RemoveFileRequest)(nil),         // 88: husk.v1.RemoveFileRequest
+	(*RemoveFileEvent)(nil),           // 89: husk.v1.RemoveFileEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -6145,7 +6448,7 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	69, // 24: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
 	72, // 25: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
 	77, // 26: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	82, // 27: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	87, // 27: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
 	0,  // 28: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
 	2,  // 29: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
 	6,  // 30: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
@@ -6177,45 +6480,51 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	70, // 56: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
 	73, // 57: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
 	75, // 58: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	78, // 59: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	80, // 60: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	83, // 61: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	1,  // 62: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 63: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 64: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 65: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 66: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 67: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 68: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 69: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 70: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	14, // 71: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
-	21, // 72: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	23, // 73: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	27, // 74: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	27, // 75: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	30, // 76: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	33, // 77: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	35, // 78: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	43, // 79: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	43, // 80: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	46, // 81: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	48, // 82: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	50, // 83: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	52, // 84: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	55, // 85: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	57, // 86: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	61, // 87: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	63, // 88: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	68, // 89: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	71, // 90: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	74, // 91: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	76, // 92: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	79, // 93: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	81, // 94: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	84, // 95: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	62, // [62:96] is the sub-list for method output_type
-	28, // [28:62] is the sub-list for method input_type
+	83, // 59: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	78, // 60: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	79, // 61: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	81, // 62: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	85, // 63: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	88, // 64: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	1,  // 65: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 66: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 67: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 68: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 69: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 70: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 71: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 72: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 73: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	14, // 74: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
+	21, // 75: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	23, // 76: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	27, // 77: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	27, // 78: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	30, // 79: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	33, // 80: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	35, // 81: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	43, // 82: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	43, // 83: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	46, // 84: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	48, // 85: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	50, // 86: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	52, // 87: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	55, // 88: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	57, // 89: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	61, // 90: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	63, // 91: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	68, // 92: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	71, // 93: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	74, // 94: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	76, // 95: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	84, // 96: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	77, // 97: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	80, // 98: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	82, // 99: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	86, // 100: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	89, // 101: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	65, // [65:102] is the sub-list for method output_type
+	28, // [28:65] is the sub-list for method input_type
 	28, // [28:28] is the sub-list for extension type_name
 	28, // [28:28] is the sub-list for extension extendee
 	0,  // [0:28] is the sub-list for field type_name
@@ -6248,7 +6557,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -1285,8 +1285,11 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Volumes_ListVolumes_FullMethodName  = "/husk.v1.Volumes/ListVolumes"
-	Volumes_RemoveVolume_FullMethodName = "/husk.v1.Volumes/RemoveVolume"
+	Volumes_ListVolumes_FullMethodName   = "/husk.v1.Volumes/ListVolumes"
+	Volumes_RemoveVolume_FullMethodName  = "/husk.v1.Volumes/RemoveVolume"
+	Volumes_InspectVolume_FullMethodName = "/husk.v1.Volumes/InspectVolume"
+	Volumes_ExportVolume_FullMethodName  = "/husk.v1.Volumes/ExportVolume"
+	Volumes_ImportVolume_FullMethodName  = "/husk.v1.Volumes/ImportVolume"
 )
 
 // VolumesClient is the client API for Volumes service.
@@ -1298,6 +1301,12 @@ type VolumesClient interface {
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	// RemoveVolume removes a claim and its files. It refuses if a pod uses the claim.
 	RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
+	// InspectVolume returns a volume with the space that its files take.
+	InspectVolume(ctx context.Context, in *InspectVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// ExportVolume sends a tar archive of the files.
+	ExportVolume(ctx context.Context, in *ExportVolumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeChunk], error)
+	// ImportVolume replaces the files by those of a tar archive. The first message names the volume.
+	ImportVolume(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportVolumeRequest, ImportVolumeResponse], error)
 }
 
 type volumesClient struct {
@@ -1328,6 +1337,48 @@ func (c *volumesClient) RemoveVolume(ctx context.Context, in *RemoveVolumeReques
 	return out, nil
 }
 
+func (c *volumesClient) InspectVolume(ctx context.Context, in *InspectVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Volumes_InspectVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) ExportVolume(ctx context.Context, in *ExportVolumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeChunk], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[0], Volumes_ExportVolume_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportVolumeRequest, VolumeChunk]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ExportVolumeClient = grpc.ServerStreamingClient[VolumeChunk]
+
+func (c *volumesClient) ImportVolume(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportVolumeRequest, ImportVolumeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[1], Volumes_ImportVolume_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportVolumeRequest, ImportVolumeResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ImportVolumeClient = grpc.ClientStreamingClient[ImportVolumeRequest, ImportVolumeResponse]
+
 // VolumesServer is the server API for Volumes service.
 // All implementations must embed UnimplementedVolumesServer
 // for forward compatibility.
@@ -1337,6 +1388,12 @@ type VolumesServer interface {
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	// RemoveVolume removes a claim and its files. It refuses if a pod uses the claim.
 	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
+	// InspectVolume returns a volume with the space that its files take.
+	InspectVolume(context.Context, *InspectVolumeRequest) (*Volume, error)
+	// ExportVolume sends a tar archive of the files.
+	ExportVolume(*ExportVolumeRequest, grpc.ServerStreamingServer[VolumeChunk]) error
+	// ImportVolume replaces the files by those of a tar archive. The first message names the volume.
+	ImportVolume(grpc.ClientStreamingServer[ImportVolumeRequest, ImportVolumeResponse]) error
 	mustEmbedUnimplementedVolumesServer()
 }
 
@@ -1352,6 +1409,15 @@ func (UnimplementedVolumesServer) ListVolumes(context.Context, *ListVolumesReque
 }
 func (UnimplementedVolumesServer) RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveVolume not implemented")
+}
+func (UnimplementedVolumesServer) InspectVolume(context.Context, *InspectVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method InspectVolume not implemented")
+}
+func (UnimplementedVolumesServer) ExportVolume(*ExportVolumeRequest, grpc.ServerStreamingServer[VolumeChunk]) error {
+	return status.Error(codes.Unimplemented, "method ExportVolume not implemented")
+}
+func (UnimplementedVolumesServer) ImportVolume(grpc.ClientStreamingServer[ImportVolumeRequest, ImportVolumeResponse]) error {
+	return status.Error(codes.Unimplemented, "method ImportVolume not implemented")
 }
 func (UnimplementedVolumesServer) mustEmbedUnimplementedVolumesServer() {}
 func (UnimplementedVolumesServer) testEmbeddedByValue()                 {}
@@ -1410,6 +1476,42 @@ func _Volumes_RemoveVolume_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Volumes_InspectVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).InspectVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_InspectVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).InspectVolume(ctx, req.(*InspectVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_ExportVolume_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportVolumeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VolumesServer).ExportVolume(m, &grpc.GenericServerStream[ExportVolumeRequest, VolumeChunk]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ExportVolumeServer = grpc.ServerStreamingServer[VolumeChunk]
+
+func _Volumes_ImportVolume_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(VolumesServer).ImportVolume(&grpc.GenericServerStream[ImportVolumeRequest, ImportVolumeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ImportVolumeServer = grpc.ClientStreamingServer[ImportVolumeRequest, ImportVolumeResponse]
+
 // Volumes_ServiceDesc is the grpc.ServiceDesc for Volumes service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1425,8 +1527,23 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "RemoveVolume",
 			Handler:    _Volumes_RemoveVolume_Handler,
 		},
+		{
+			MethodName: "InspectVolume",
+			Handler:    _Volumes_InspectVolume_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "ExportVolume",
+			Handler:       _Volumes_ExportVolume_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ImportVolume",
+			Handler:       _Volumes_ImportVolume_Handler,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "api/v1/husk.proto",
 }
 

@@ -1,9 +1,13 @@
 package api
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"fmt"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent/objects"
@@ -26,9 +30,86 @@ func (s volumeServer) ListVolumes(context.Context, *huskv1.ListVolumesRequest) (
 	}
 	r := &huskv1.ListVolumesResponse{}
 	for _, c := range claims {
-		r.Volumes = append(r.Volumes, &huskv1.Volume{Namespace: c.Namespace, Name: c.Name, Path: c.Path, Pods: c.Pods})
+		r.Volumes = append(r.Volumes, volumeMessage(c))
 	}
 	return r, nil
+}
+
+func volumeMessage(c volume.Claim) *huskv1.Volume {
+	out := &huskv1.Volume{Namespace: c.Namespace, Name: c.Name, Path: c.Path, Pods: c.Pods, StorageClass: c.Declared.Class}
+	if !c.Declared.Size.IsZero() {
+		out.Size = c.Declared.Size.String()
+	}
+	for _, mode := range c.Declared.Modes {
+		out.Modes = append(out.Modes, string(mode))
+	}
+	return out
+}
+
+// InspectVolume returns a claim with the space that its files take.
+func (s volumeServer) InspectVolume(_ context.Context, req *huskv1.InspectVolumeRequest) (*huskv1.Volume, error) {
+	claims, err := s.volumes.Claims()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range claims {
+		if c.Namespace == req.Namespace && c.Name == req.Name {
+			out := volumeMessage(c)
+			out.UsedBytes, err = volume.Used(c.Path)
+			return out, err
+		}
+	}
+	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no claim %s/%s: husk volume ls lists them", req.Namespace, req.Name))
+}
+
+// chunkSize is the size of the chunks in which an archive is sent.
+const chunkSize = 256 << 10
+
+// ExportVolume sends a tar archive of a claim's files.
+func (s volumeServer) ExportVolume(req *huskv1.ExportVolumeRequest, stream grpc.ServerStreamingServer[huskv1.VolumeChunk]) error {
+	out := bufio.NewWriterSize(chunkWriter{stream}, chunkSize)
+	if err := s.volumes.Export(stream.Context(), req.Namespace, req.Name, out); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+type chunkWriter struct {
+	to grpc.ServerStreamingServer[huskv1.VolumeChunk]
+}
+
+func (w chunkWriter) Write(data []byte) (int, error) {
+	return len(data), w.to.Send(&huskv1.VolumeChunk{Chunk: bytes.Clone(data)})
+}
+
+// ImportVolume replaces the files of a claim by those of a tar archive.
+func (s volumeServer) ImportVolume(stream grpc.ClientStreamingServer[huskv1.ImportVolumeRequest, huskv1.ImportVolumeResponse]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if err := s.volumes.Import(stream.Context(), first.Namespace, first.Name, &chunkReader{from: stream, rest: first.Chunk}); err != nil {
+		return err
+	}
+	return stream.SendAndClose(&huskv1.ImportVolumeResponse{})
+}
+
+type chunkReader struct {
+	from grpc.ClientStreamingServer[huskv1.ImportVolumeRequest, huskv1.ImportVolumeResponse]
+	rest []byte
+}
+
+func (r *chunkReader) Read(data []byte) (int, error) {
+	for len(r.rest) == 0 {
+		m, err := r.from.Recv()
+		if err != nil {
+			return 0, err
+		}
+		r.rest = m.Chunk
+	}
+	n := copy(data, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
 }
 
 // RemoveVolume removes a claim and its files, and the object that husk run has kept of it.

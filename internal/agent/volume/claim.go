@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,8 @@ type Claim struct {
 	Path string
 	// Pods are namespace/name of the pods that use it.
 	Pods []string
+	// Declared is what a manifest has last said of it.
+	Declared claim.Claim
 }
 
 // The directory of a claim has its files in data, unless they are in a volume, to which data is a
@@ -30,24 +33,41 @@ type Claim struct {
 const (
 	claimData = "data"
 	claimPods = "pods"
+	// claimSpec is the file with what was last declared of a claim.
+	claimSpec = "claim.json"
 	// endedSuffix ends the name of a second file of a pod that has ended.
 	endedSuffix = ".ended"
 )
 
 func (v Volumes) claims() string { return filepath.Join(v.Root, "claims") }
 
+// using is held while a pod begins to use a claim, and while the files of a claim are replaced or
+// removed.
+var using sync.Mutex
+
 // SetUpClaim sets up the claim of a pod's volume and returns its path on the host. object is nil
 // if no manifest declares the claim: it then must exist already. The pod uses it until TearDown.
 func (v Volumes) SetUpClaim(pod *corev1.Pod, name string, object manifest.Object) (string, error) {
-	var declared claim.Claim
-	if object != nil {
-		var err error
-		if declared, err = claim.Decode[claim.Claim](object); err != nil {
-			return "", fmt.Errorf("claim %s/%s: %w", pod.Namespace, name, err)
-		}
+	path, err := v.useClaim(pod, name, object)
+	if err != nil {
+		return "", err
 	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", err
+	}
+	return path, giveToGroup(path, pod.Spec.SecurityContext.FSGroup)
+}
+
+// useClaim notes that a pod uses a claim, and makes the claim's directory.
+func (v Volumes) useClaim(pod *corev1.Pod, name string, object manifest.Object) (string, error) {
 	dir := filepath.Join(v.claims(), pod.Namespace, name)
 	path := filepath.Join(dir, claimData)
+	using.Lock()
+	defer using.Unlock()
+	declared, err := v.declaration(dir, object)
+	if err != nil {
+		return "", fmt.Errorf("claim %s/%s: %w", pod.Namespace, name, err)
+	}
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && object == nil {
 		return "", fmt.Errorf("claim %s/%s not found: declare a PersistentVolumeClaim of that name", pod.Namespace, name)
 	}
@@ -70,20 +90,31 @@ func (v Volumes) SetUpClaim(pod *corev1.Pod, name string, object manifest.Object
 	if err := os.Remove(filepath.Join(users, string(pod.UID)+endedSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	group := pod.Spec.SecurityContext.FSGroup
-	var err error
+	if object != nil {
+		if err := os.WriteFile(filepath.Join(dir, claimSpec), object[claim.Key], 0o600); err != nil {
+			return "", err
+		}
+	}
 	if declared.Path != "" {
 		err = v.link(declared.Path, path)
 	} else {
-		err = createEmptyDir(path, group)
+		err = createEmptyDir(path, pod.Spec.SecurityContext.FSGroup)
 	}
+	return path, err
+}
+
+// declaration returns what is declared of a claim, now or when it was last set up.
+func (v Volumes) declaration(dir string, object manifest.Object) (claim.Claim, error) {
+	if object != nil {
+		return claim.Decode[claim.Claim](object)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, claimSpec))
 	if err != nil {
-		return "", err
+		return claim.Claim{}, nil //nolint:nilerr // nothing is known of it, as of one that was imported
 	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return "", err
-	}
-	return path, giveToGroup(path, group)
+	declared, err := claim.Decode[claim.Claim](manifest.Object{claim.Key: raw})
+	declared.Path = "" // it has its files already
+	return declared, err
 }
 
 // link makes path a link to the directory of a volume, which has one claim. It does nothing if the
@@ -202,6 +233,7 @@ func (v Volumes) Claims() ([]Claim, error) {
 		if c.Path, err = filepath.EvalSymlinks(filepath.Join(dir, claimData)); err != nil {
 			c.Path = filepath.Join(dir, claimData) // not set up yet, or its volume is gone
 		}
+		c.Declared, _ = v.declaration(dir, nil)
 		entries, _ := os.ReadDir(filepath.Join(dir, claimPods))
 		for _, e := range entries {
 			if strings.HasSuffix(e.Name(), endedSuffix) {
@@ -219,13 +251,12 @@ func (v Volumes) Claims() ([]Claim, error) {
 // RemoveClaim removes a claim and its files, which are lost. The files of a PersistentVolume stay.
 // It refuses to remove a claim that a pod uses.
 func (v Volumes) RemoveClaim(namespace, name string) error {
-	dir := filepath.Join(v.claims(), namespace, name)
-	if strings.ContainsAny(namespace+name, "/\x00") || name == "" || strings.HasPrefix(name, ".") || strings.HasPrefix(namespace, ".") {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%q is not the name of a claim", namespace+"/"+name))
+	dir, err := v.existing(namespace, name)
+	if err != nil {
+		return err
 	}
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no claim %s/%s: husk volume ls lists them", namespace, name))
-	}
+	using.Lock()
+	defer using.Unlock()
 	if other, err := otherUser(filepath.Join(dir, claimPods), "", true); other != "" || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(err, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("claim %s/%s is used by pod %s: remove the pod first", namespace, name, other)))
 	}

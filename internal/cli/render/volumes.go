@@ -12,15 +12,32 @@ type VolumeView struct {
 	Name      string   `json:"name"`
 	Path      string   `json:"path"`
 	Pods      []string `json:"pods"`
+	// Size, Modes and StorageClass are what a manifest has said.
+	Size         string   `json:"size,omitempty"`
+	Modes        []string `json:"modes,omitempty"`
+	StorageClass string   `json:"storageClass,omitempty"`
+}
+
+// VolumeDetails is a volume in the output of husk volume inspect.
+type VolumeDetails struct {
+	VolumeView
+	UsedBytes int64 `json:"usedBytes"`
+	// SizeEnforced tells whether the files can't take more than the size.
+	SizeEnforced bool `json:"sizeEnforced"`
 }
 
 // VolumeViews returns the views of volumes.
 func VolumeViews(volumes []*huskv1.Volume) []VolumeView {
 	out := make([]VolumeView, 0, len(volumes))
 	for _, v := range volumes {
-		out = append(out, VolumeView{v.Namespace, v.Name, v.Path, orEmpty(v.Pods)})
+		out = append(out, VolumeView{v.Namespace, v.Name, v.Path, orEmpty(v.Pods), v.Size, v.Modes, v.StorageClass})
 	}
 	return out
+}
+
+// VolumeDetailsOf returns the view of a volume for husk volume inspect.
+func VolumeDetailsOf(v *huskv1.Volume) VolumeDetails {
+	return VolumeDetails{VolumeView: VolumeViews([]*huskv1.Volume{v})[0], UsedBytes: v.UsedBytes}
 }
 
 // VolumeTable returns a table with a row for each volume.

@@ -142,17 +142,17 @@ func (v Volume) suits(c Claim) bool {
 // Exclusive reports whether only one pod at a time may use the claim.
 func (c Claim) Exclusive() bool { return slices.Contains(c.Modes, corev1.ReadWriteOncePod) }
 
-// dataKey is the key of the JSON of a claim or volume in the data of an object.
-const dataKey = "spec"
+// Key is the key of the JSON of a claim or volume in the data of an object.
+const Key = "spec"
 
 // Encode returns a Claim or Volume as the data of an object.
 func Encode[T Claim | Volume](v T) map[string][]byte {
 	raw, _ := json.Marshal(v) // it consists of texts and quantities, which never fail
-	return map[string][]byte{dataKey: raw}
+	return map[string][]byte{Key: raw}
 }
 
 // Decode returns the Claim or Volume that Encode has encoded.
 func Decode[T Claim | Volume](data map[string][]byte) (v T, err error) {
-	err = json.Unmarshal(data[dataKey], &v)
+	err = json.Unmarshal(data[Key], &v)
 	return v, err
 }
