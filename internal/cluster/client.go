@@ -95,6 +95,7 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	}
 	cfg.UserAgent = "huskd/" + version.Version
 	cfg.QPS, cfg.Burst = requestRate, requestBurst
+	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // custom resources have only JSON
 	cfg.APIPath, cfg.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(kinds()).WithoutConversion()
 	c := &Client{log: log, Server: cfg.Host, CA: cfg.CAData, logged: map[string]string{}}
@@ -134,7 +135,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 
 // Serves reports whether the server has a kind of object, by the name in its path.
 func (c *Client) Serves(ctx context.Context, version schema.GroupVersion, plural string) (bool, error) {
-	result := c.rest.Get().AbsPath("/apis", version.Group, version.Version).Timeout(answerTime).Do(ctx)
+	result := c.rest.Get().AbsPath("/apis", version.Group, version.Version).SetHeader("Accept", runtime.ContentTypeJSON).Timeout(answerTime).Do(ctx)
 	err := result.Error() // with the server's words, unlike that of Raw
 	if apierrors.IsNotFound(err) {
 		return false, nil
