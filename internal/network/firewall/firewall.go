@@ -236,20 +236,20 @@ func (f *Firewall) news() {
 	f.progress = make(chan struct{})
 }
 
-// known returns what is known of a pod, or nil. Of a local one those are its addresses, which the
-// source learns later, and the labels that it was attached with as long as the source hasn't its
-// object. The caller holds mu.
+// known returns what is known of a pod, or nil. Of a local one, the addresses are those that it was
+// attached with, which the source learns later. So are its labels until the source has its object.
+// The caller holds mu.
 func (f *Firewall) known(key string) *policy.Pod {
-	l, ok := f.local[key]
-	if object := f.world.pods[key]; !ok || object != nil {
-		if ok {
-			own := *object
-			own.Addresses, own.Started = l.addresses, l.since
-			object = &own
-		}
+	object := f.world.pods[key]
+	l, isLocal := f.local[key]
+	switch {
+	case !isLocal:
 		return object
-	}
-	if l.labels == nil {
+	case object != nil:
+		own := *object
+		own.Addresses, own.Started = l.addresses, l.since
+		return &own
+	case l.labels == nil:
 		return nil
 	}
 	namespace, name, _ := strings.Cut(key, "/")

@@ -26,7 +26,7 @@ type element struct {
 	identity  uint32
 }
 
-// key identifies an element in its set.
+// elementKey identifies an element in its set.
 type elementKey struct{ key, last string }
 
 // contents are the elements of sets by their names.

@@ -131,7 +131,7 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 		if last == nil {
 			update(now)
 			waiting(nil)
-		} else if changes := difference(*last, now); len(changes.Policies)+len(changes.Namespaces)+len(changes.Pods)+len(changes.Nodes) > 0 {
+		} else if changes := difference(*last, now); len(changes.Policies)+len(changes.Namespaces)+len(changes.Pods) > 0 {
 			update(changes)
 		}
 		last = &now
