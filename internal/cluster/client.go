@@ -20,6 +20,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,6 +76,7 @@ func kinds() *runtime.Scheme {
 		}},
 		{networkingv1.SchemeGroupVersion, []runtime.Object{&networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}}},
 		{accept.ClusterVersion, []runtime.Object{&accept.ClusterNetworkPolicy{}, &accept.ClusterNetworkPolicyList{}}},
+		{discoveryv1.SchemeGroupVersion, []runtime.Object{&discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{}}},
 		{certificatesv1.SchemeGroupVersion, []runtime.Object{&certificatesv1.CertificateSigningRequest{}}},
 		{coordinationv1.SchemeGroupVersion, []runtime.Object{&coordinationv1.Lease{}}},
 		{authenticationv1.SchemeGroupVersion, []runtime.Object{&authenticationv1.TokenRequest{}, &authenticationv1.TokenReview{}}},
