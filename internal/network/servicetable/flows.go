@@ -24,12 +24,15 @@ func (t *Table) End(all []compile.Ended) (int, error) {
 		s.fronts, s.former = maps.Clone(t.wanted.fronts), t.former
 		t.unchecked = false
 	}
-	t.mu.Unlock()
-	if len(all) == 0 && !unchecked {
-		return 0, nil
-	}
 	for _, e := range all {
-		s.ended[e] = true
+		// An endpoint that has come back since is not gone.
+		if f := t.wanted.fronts[e.Key]; f == nil || !e.Endpoint.IsValid() || !f.Keeps(e.Key.Protocol, e.Endpoint) {
+			s.ended[e] = true
+		}
+	}
+	t.mu.Unlock()
+	if len(s.ended) == 0 && !unchecked {
+		return 0, nil
 	}
 	n, err := conntrack.EndTranslated(t.flows, s.has)
 	t.mu.Lock()

@@ -398,6 +398,12 @@ func TestUDPLeavesEndpointsThatAreGone(t *testing.T) {
 		if got := ask(); got != other4.String() {
 			t.Errorf("afterwards, answer of %q", got)
 		}
+		// An endpoint that is back already keeps its connections.
+		u = l.change(service.Changes{Slices: one("n/1", sliceOf("web", "1", here4))})
+		l.change(service.Changes{Slices: one("n/1", sliceOf("web", "1", other4))})
+		if n, err := l.table.End(u.Ended); err != nil || n != 0 {
+			t.Errorf("of an endpoint that is back, ended %d, %v", n, err)
+		}
 		return nil
 	}))
 }
