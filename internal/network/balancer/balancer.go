@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -66,6 +67,9 @@ func New(cfg Config) *Balancer {
 const (
 	// retryAfter is the wait after the kernel has refused a change.
 	retryAfter = time.Second
+	// manyFronts is how many make so much garbage, by reading and writing them, that the system should
+	// have it back at once: 10,000 Services make 150 MB.
+	manyFronts = 1000
 	// endAfter is how long changes are collected before the node's connections are read.
 	endAfter = 100 * time.Millisecond
 )
@@ -149,7 +153,11 @@ func (b *Balancer) commit() error {
 	u := b.compiler.Commit()
 	b.ended = append(b.ended, u.Ended...)
 	b.mu.Unlock()
-	return b.cfg.Kernel.Apply(u)
+	err := b.cfg.Kernel.Apply(u)
+	if len(u.Fronts) >= manyFronts {
+		debug.FreeOSMemory()
+	}
+	return err
 }
 
 // keepEnded ends what leads to endpoints that are gone, until ctx ends.
