@@ -24,6 +24,7 @@ import (
 	"github.com/huskd/husk/internal/filewatch"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/workload"
 )
 
@@ -52,6 +53,18 @@ type Workload struct {
 	Location string // path or URL of its manifest
 }
 
+// Service is a declared Service.
+type Service struct {
+	*corev1.Service
+	Location string // path or URL of its manifest
+}
+
+// Slice is a part of the endpoints of a Service that has no selector.
+type Slice struct {
+	*service.Slice
+	Location string // path or URL of its manifest
+}
+
 // Kind is the kind of a source. The names of sources begin with it.
 type Kind string
 
@@ -71,6 +84,9 @@ type Set struct {
 	Pods []Pod
 	// Workloads are those of all files.
 	Workloads []Workload
+	// Services and Slices are those of all files.
+	Services []Service
+	Slices   []Slice
 	// Objects are the config maps and secrets of all files, for all pods.
 	Objects manifest.Objects
 	// Policies are those of all files, by their names.
@@ -105,6 +121,8 @@ type Directory struct {
 	Log  *slog.Logger
 	// Policies accepts network policies. Set it if they are enforced.
 	Policies bool
+	// Services accepts Services. Set it if they are served.
+	Services bool
 	// Note is called when a file is read that has an object without effect.
 	Note func(path string, unused manifest.Unused)
 	// Deliver is called with the complete set once it is known and after each change.
@@ -192,7 +210,7 @@ func (d *Directory) read(path string) bool {
 		delete(d.lastErrors, path)
 		return false
 	}
-	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path, Policies: d.Policies})
+	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path, Policies: d.Policies, Services: d.Services})
 	if err != nil {
 		d.logOnce(path, d.notePodsKept(path, err))
 		return d.hide(path, bytes.Contains(data, []byte(manifest.KindNetworkPolicy)) || bytes.Contains(data, []byte("Namespace")))
@@ -273,6 +291,7 @@ func (d *Directory) set() Set {
 			from[w.String()] = path
 			set.Workloads = append(set.Workloads, Workload{w, path})
 		}
+		d.addServices(&set, path, from)
 		for key, object := range d.files[path].Objects {
 			if first, ok := from[key]; ok {
 				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", strings.ToLower(key), first))
@@ -300,6 +319,28 @@ func (d *Directory) set() Set {
 		}
 	}
 	return set
+}
+
+// addServices adds the Services and endpoints of a file. from has what other files declare.
+func (d *Directory) addServices(set *Set, path string, from map[string]string) {
+	free := func(name string) bool {
+		if first, ok := from[name]; ok {
+			d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", name, first))
+			return false
+		}
+		from[name] = path
+		return true
+	}
+	for _, s := range d.files[path].File.Services {
+		if free("service " + s.Namespace + "/" + s.Name) {
+			set.Services = append(set.Services, Service{s, path})
+		}
+	}
+	for _, s := range d.files[path].Slices {
+		if free("endpoint slice " + s.Key()) {
+			set.Slices = append(set.Slices, Slice{s, path})
+		}
+	}
 }
 
 // logOnce logs an error of a file, unless it is the same as the file's last one.

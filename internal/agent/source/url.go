@@ -26,6 +26,8 @@ type URL struct {
 	Log      *slog.Logger
 	// Policies accepts network policies. Set it if they are enforced.
 	Policies bool
+	// Services accepts Services. Set it if they are served.
+	Services bool
 	// Note is called when the manifest is read and has an object without effect.
 	Note func(url string, unused manifest.Unused)
 	// Deliver is called with the complete set once it is known and after each change.
@@ -135,7 +137,7 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 		return nil, nil
 	}
 	at := redacted(u.URL)
-	f, err := manifest.Parse(data, manifest.Origin{File: at, Node: u.Node, Source: string(Web) + at, Policies: u.Policies})
+	f, err := manifest.Parse(data, manifest.Origin{File: at, Node: u.Node, Source: string(Web) + at, Policies: u.Policies, Services: u.Services})
 	if err != nil {
 		return nil, err
 	}
@@ -144,6 +146,12 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	set.Add(&f)
 	for _, unused := range f.Unused {
 		u.Note(at, unused)
+	}
+	for _, s := range f.Services {
+		set.Services = append(set.Services, Service{s, at})
+	}
+	for _, s := range f.Slices {
+		set.Slices = append(set.Slices, Slice{s, at})
 	}
 	for _, w := range f.Workloads {
 		set.Workloads = append(set.Workloads, Workload{w, at})

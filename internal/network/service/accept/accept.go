@@ -65,8 +65,14 @@ var protocols = map[corev1.Protocol]service.Protocol{
 	"": service.TCP, corev1.ProtocolTCP: service.TCP, corev1.ProtocolUDP: service.UDP, corev1.ProtocolSCTP: service.SCTP,
 }
 
-func (c *checker) protocol(field string, p corev1.Protocol) (service.Protocol, bool) {
+// Protocol reads the protocol of a port, and reports whether it is known.
+func Protocol(p corev1.Protocol) (service.Protocol, bool) {
 	out, ok := protocols[p]
+	return out, ok
+}
+
+func (c *checker) protocol(field string, p corev1.Protocol) (service.Protocol, bool) {
+	out, ok := Protocol(p)
 	if !ok {
 		c.wrong(field, "%.64q is unknown: use TCP, UDP or SCTP", p)
 	}

@@ -97,6 +97,20 @@ func (c *Compiler) Change(changes service.Changes) {
 	}
 }
 
+// World returns what changes have said so far.
+func (c *Compiler) World() service.World {
+	w := service.World{Node: c.node}
+	for _, e := range c.services {
+		if e.service != nil {
+			w.Services = append(w.Services, *e.service)
+		}
+	}
+	for _, s := range c.slices {
+		w.Slices = append(w.Slices, *s)
+	}
+	return w
+}
+
 // Commit returns what has changed since the last one.
 func (c *Compiler) Commit() *Update {
 	u := &Update{Fronts: map[Key]*Front{}, ClusterIPs: map[netip.Addr]bool{}, Local: map[netip.Addr]bool{}}
