@@ -34,7 +34,7 @@ var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
 	"internal/daemon.daemon": 41,
 	// It has one field for each part that the API translates to.
-	"internal/api.Config": 21,
+	"internal/api.Config": 22,
 }
 
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
@@ -212,7 +212,7 @@ func ours(f sourceFile) []string {
 var fanOutMaxima = map[string]int{
 	// It translates for every owner. An interface for one of them, to save an import, had one
 	// implementation that only forwarded.
-	"internal/api": 21,
+	"internal/api": 22,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
 	"internal/cli": 18,

@@ -205,6 +205,10 @@ var layer = map[string]int{
 	"internal/network/servicetable":      driver,
 	"internal/network/nftable":           driver,
 	"internal/network/service/apisource": driver,
+	"internal/network/service/endpoints": pure,
+	"internal/network/service/declared":  agent,
+	"internal/network/serviceproxy":      agent,
+	"internal/api/serviceapi":            edge,
 	"internal/network/balancer":          owner,
 }
 
@@ -285,6 +289,10 @@ var allowed = map[string][]string{
 	"internal/network/servicetable":      {"internal/netns", "internal/network/conntrack", "internal/network/nftable", "internal/network/nlsock"},
 	"internal/network/nftable":           {"internal/network/kernelwatch", "internal/network/nlsock"},
 	"internal/network/service/apisource": {"internal/cluster"},
+	"internal/network/service/endpoints": {"internal/network/service", "internal/network/service/accept"},
+	"internal/network/service/declared":  {"internal/agent", "internal/agent/source"},
+	"internal/network/serviceproxy":      {"internal/agent/source", "internal/network/service/declared"},
+	"internal/api":                       {"internal/api/serviceapi"},
 }
 
 func layerOf(pkg string) (int, bool) {

@@ -74,7 +74,7 @@ func New() Config {
 		CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io",
 		PodNetwork: PodNetwork{
 			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true,
-			Policy: PolicyAuto, Proxy: ProxyOff, DNS: DNSAuto, Store: StoreNone, Backend: "auto", BlockLength: 24, Etcd: Etcd{EtcdCluster: "default"}, BGP: BGP{AS: 64512},
+			Policy: PolicyAuto, Proxy: ProxyAuto, ServiceSubnets: []string{"10.203.0.0/16", "fd68:7573:6b80::/112"}, DNS: DNSAuto, Store: StoreNone, Backend: "auto", BlockLength: 24, Etcd: Etcd{EtcdCluster: "default"}, BGP: BGP{AS: 64512},
 		},
 		Plugins: Plugins{
 			CNIConf:   "/etc/cni/net.d",

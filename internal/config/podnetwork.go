@@ -46,7 +46,8 @@ type PodNetwork struct {
 	Subnets           []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
 	Masquerade        bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
 	Policy            string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
-	Proxy             string   `key:"service-proxy" help:"whether the cluster's Services are led to their endpoints, as by kube-proxy: on, off, or auto, which does so with a kubeconfig unless kube-proxy has rules on this node"`
+	Proxy             string   `key:"service-proxy" help:"whether connections to Services are led to their endpoints, as by kube-proxy: on, off, or auto, which does so unless there is a kubeconfig and kube-proxy has rules on this node. Without a kubeconfig, the Services are those of manifests"`
+	ServiceSubnets    []string `key:"service-subnets" help:"without a kubeconfig, subnets of the addresses of Services: at most one IPv4 and one IPv6 prefix, outside of pod-subnets. A family that pod-subnets lack is not used"`
 	NetworkKubeconfig string   `key:"network-kubeconfig" help:"kubeconfig by which the built-in network learns of a cluster's network policies, and with network-store kubernetes of its nodes, on a machine that huskd doesn't join to the cluster: beside a kubelet, whose own file will do, or with network-only. A node that has kubeconfig uses that one; empty for none"`
 	DNS               string   `key:"dns" help:"whether pods find each other by name: auto, which serves DNS to them unless there is a kubeconfig or cluster-dns, or off"`
 	PolicyLog         bool     `key:"network-policy-log" help:"log connections that network policies deny, with the names of the pods; at most ten a second"`
@@ -118,9 +119,42 @@ type Etcd struct {
 }
 
 // Prefixes returns the pod subnets, at most one of each address family.
-func (p *PodNetwork) Prefixes() ([]netip.Prefix, error) {
+func (p *PodNetwork) Prefixes() ([]netip.Prefix, error) { return prefixes(p.Subnets) }
+
+// ServicePrefixes returns the subnets of Services, at most one of each address family that pods
+// have, in the order of the pod subnets.
+func (p *PodNetwork) ServicePrefixes() (out []netip.Prefix, err error) {
+	pods, err := p.Prefixes()
+	if err != nil {
+		return nil, err
+	}
+	all, err := prefixes(p.ServiceSubnets)
+	if err != nil {
+		return nil, err
+	}
+	for _, of := range pods {
+		for _, subnet := range all {
+			if subnet.Overlaps(of) {
+				return nil, fmt.Errorf("%s overlaps %s of pod-subnets: use another", subnet, of)
+			}
+			if shortest := map[bool]int{true: 8, false: 64}[subnet.Addr().Is4()]; subnet.Bits() < shortest || subnet.Bits() > subnet.Addr().BitLen()-4 {
+				return nil, fmt.Errorf("%s: use a prefix length of %d to %d", subnet, shortest, subnet.Addr().BitLen()-4)
+			}
+			if subnet.Addr().Is4() == of.Addr().Is4() {
+				out = append(out, subnet)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("none is of an address family of pod-subnets: give one that is")
+	}
+	return out, nil
+}
+
+// prefixes reads at most one prefix of each address family.
+func prefixes(texts []string) ([]netip.Prefix, error) {
 	var list []netip.Prefix
-	for _, s := range p.Subnets {
+	for _, s := range texts {
 		prefix, err := netip.ParsePrefix(s)
 		if err != nil {
 			return nil, fmt.Errorf("%q is not a prefix such as 10.201.0.0/16", s)
@@ -147,9 +181,6 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard", "bgp")
 	oneOf("network-policy", p.Policy, PolicyAuto, PolicyOn, PolicyOff)
 	oneOf("service-proxy", p.Proxy, ProxyAuto, ProxyOn, ProxyOff)
-	if p.Proxy == ProxyOn && kubeconfig == "" {
-		bad("service-proxy", "Services come from an API server: set kubeconfig")
-	}
 	oneOf("dns", p.DNS, DNSAuto, DNSOff)
 	if p.Policy == PolicyOn && p.Network == "bridge" {
 		bad("network-policy", "packets between pods on a bridge don't meet it: use network-mode ptp")
@@ -171,6 +202,9 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	}
 	if _, err := p.Prefixes(); err != nil {
 		bad("pod-subnets", "%w", err)
+	}
+	if _, err := p.ServicePrefixes(); err != nil && kubeconfig == "" && p.Proxy != ProxyOff {
+		bad("service-subnets", "%w", err)
 	}
 	p.checkBGP(p.Backend, bad)
 	p.checkEtcd(p.Store == StoreEtcd || p.Store == StoreFlannel, bad)

@@ -77,6 +77,7 @@ func podChanged(d *daemon) func(uid string) {
 	return func(string) {
 		d.policy.PodChanged()
 		d.workloads.Nudge()
+		d.services.PodChanged()
 		d.names.podChanged()
 		if d.membership != nil {
 			d.membership.nudge()
@@ -164,7 +165,7 @@ func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper 
 	bound := pods.Start(ctx)
 	m.startDevices(self, pods, bound)
 	reporter := podstatus.New(podstatus.Config{
-		Client: m.client, Agent: m.d.agent, Pods: bound, Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources, nil), Events: m.d.agent.Events, NodeEvents: nodeEvents,
+		Client: m.client, Agent: m.d.agent, Pods: bound, Node: self.Object, CRI: nodeFacts(m.d), Events: m.d.agent.Events, NodeEvents: nodeEvents,
 	})
 	m.reporter.Store(reporter)
 	limit := func(ctx context.Context) error { return m.d.resources.enforce(ctx, m.d.cgroups.Tree, m.d.log) }

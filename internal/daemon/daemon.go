@@ -21,9 +21,11 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/api"
+	"github.com/huskd/husk/internal/api/serviceapi"
 	"github.com/huskd/husk/internal/cgroup"
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/config"
@@ -44,6 +46,8 @@ import (
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/service/declared"
+	"github.com/huskd/husk/internal/network/serviceproxy"
 	"github.com/huskd/husk/internal/nri"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
@@ -88,7 +92,7 @@ type daemon struct {
 	network  *network.Network
 	nodes    *peering.Peering         // nil on a node by itself
 	policy   *enforcement.Enforcement // nil if network policy is off
-	services *services
+	services *serviceproxy.Proxy
 	names    *names // nil if huskd doesn't serve DNS
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
@@ -280,6 +284,21 @@ func policyConfig(d *daemon, subnets []netip.Prefix) enforcement.Config {
 	return c
 }
 
+// servicesConfig says which Services there are.
+func servicesConfig(d *daemon, subnets []netip.Prefix) serviceproxy.Config {
+	c := serviceproxy.Config{PodNetwork: d.cfg.PodNetwork, Instance: d.instance, Node: nodeName(d.cfg), Log: d.log}
+	switch {
+	case d.membership != nil:
+		c.Connect = d.membership.connect
+	case !d.cfg.NetworkOnly:
+		c.Manifests = declared.Config{
+			Journal: d.journal, PodSubnets: subnets, Changed: d.names.ServicesChanged,
+			Pods: func() []agent.Pod { return d.agent.List() }, Report: func(e event.Event) { d.agent.Events.Add(e) },
+		}
+	}
+	return c
+}
+
 // openNetwork opens the network and connects it with those of other nodes.
 func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err error) {
 	cfg := network.Config{
@@ -298,10 +317,11 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	}
 	d.names = openNames(d, subnets)
 	cfg.Resolver = d.names.address()
+	cfg.PortTaken = func(m pod.PortMapping) error { return d.services.Taken(m) }
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
 	}
-	if d.services, err = openServices(d); err != nil {
+	if d.services, err = serviceproxy.Open(servicesConfig(d, subnets)); err != nil {
 		return err
 	}
 	d.nodes.Connect(d.network)
@@ -344,7 +364,7 @@ func (d *daemon) wire() {
 	config := agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 		Volumes: d.volumes(), Logs: d.podLogs(), Logins: d.logins.Logins,
-		Node: nodeFacts(d.cfg, d.facts, d.resources, d.names),
+		Node: nodeFacts(d),
 		Memory: func(cgroup string) (used, limit uint64) {
 			if u, err := d.meter.Cgroup(cgroup); err == nil {
 				return u.Memory.Used, u.Memory.Limit
@@ -381,6 +401,7 @@ func (d *daemon) resume(ctx context.Context) {
 	logAll("NRI is off: no plugin can register", d.startNRI())
 	logAll("logs: restoring the links failed", linkLogs(d.podLogs(), d.containers.List("")))
 	logAll("a record was set aside", d.objects.Load()...)
+	logAll("a record was set aside", d.services.Load()...)
 	logAll("a record was set aside", d.workloads.Load()...)
 	logAll("a record was set aside", d.agent.Load()...)
 	d.removeOrphans()
@@ -411,7 +432,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Workloads: d.workloads, Objects: d.objects, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Explainer: explainer(d), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Services: &serviceapi.Server{Proxy: d.services, Agent: d.agent, Workloads: d.workloads}, Explainer: explainer(d), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d),
 		End: func() {
 			d.shutdown.Store(true)

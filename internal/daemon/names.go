@@ -27,6 +27,7 @@ import (
 type names struct {
 	d       *daemon
 	zone    zone.Config
+	pods    []netip.Prefix // their subnets
 	forward *forward.Forwarder
 	server  *nameserver.Server
 	changed chan struct{} // has an item after a change of pods or services
@@ -50,11 +51,14 @@ func openNames(d *daemon, subnets []netip.Prefix) *names {
 		address = addresses[1]
 	}
 	n := &names{
-		d: d, zone: zone.Config{Domain: d.cfg.ClusterDomain, Server: address, Reverse: subnets},
+		d: d, zone: zone.Config{Domain: d.cfg.ClusterDomain, Server: address, Reverse: subnets}, pods: subnets,
 		forward: forward.New(d.log), changed: make(chan struct{}, 1),
 		services: map[string]*service.Service{}, slices: map[string]*service.Slice{},
 	}
 	n.others.Store(&map[netip.Addr]bool{})
+	if services, err := d.cfg.ServicePrefixes(); err == nil && d.cfg.Proxy != config.ProxyOff {
+		n.zone.Reverse = slices.Concat(subnets, services)
+	}
 	n.server = nameserver.New(nameserver.Config{
 		Address: netip.AddrPortFrom(address, nameserver.Port), Zone: zone.New(n.zone, nil, nil), Forward: n.forward, Serves: n.serves, Log: d.log,
 	})
@@ -88,7 +92,7 @@ func (n *names) err() error {
 
 // serves reports whether an address is a pod's.
 func (n *names) serves(a netip.Addr) bool {
-	return slices.ContainsFunc(n.zone.Reverse, func(p netip.Prefix) bool { return p.Contains(a) }) || (*n.others.Load())[a]
+	return slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Contains(a) }) || (*n.others.Load())[a]
 }
 
 // podChanged says that pods may have changed. It doesn't block.
@@ -125,7 +129,7 @@ func (n *names) run(ctx context.Context, running *errgroup.Group) {
 	if n == nil {
 		return
 	}
-	n.podChanged()
+	n.update() // before the first answer
 	running.Go(func() error {
 		for {
 			select {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/huskd/husk/internal/api"
+	"github.com/huskd/husk/internal/api/serviceapi"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/plugin/conflist"
@@ -67,7 +68,7 @@ func (d *daemon) openNetworkOnly(ctx context.Context) error {
 }
 
 // networkMethods are the methods of huskd's API that concern the network.
-var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListPolicies", "ExplainConnection", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
+var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListPolicies", "ListServices", "ExplainConnection", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
 
 func refusal(method string) error {
 	if slices.Contains(networkMethods, path.Base(method)) {
@@ -93,7 +94,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 			return next(srv, stream)
 		}))
 	api.Register(server, api.Config{
-		Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Explainer: explainer(d), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
+		Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Services: &serviceapi.Server{Proxy: d.services}, Explainer: explainer(d), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
 		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: cancel,
 	})
 	var running errgroup.Group

@@ -10,12 +10,12 @@ import (
 
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/dns/forward"
-	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // nodeFacts returns a function that describes the node as it is when called.
-func nodeFacts(cfg config.Config, f host.Facts, r nodeResources, names *names) func() criconfig.Node {
+func nodeFacts(d *daemon) func() criconfig.Node {
+	cfg, f, r := d.cfg, d.facts, d.resources
 	fixed := criconfig.Node{
 		Name: nodeName(cfg), ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Swap: r.swap, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly, Throttles: f.Throttles,
@@ -24,7 +24,8 @@ func nodeFacts(cfg config.Config, f host.Facts, r nodeResources, names *names) f
 	return func() criconfig.Node {
 		n := fixed
 		n.IPs = nodeIPs(cfg)
-		n.ClusterDNS = names.servers(cfg.ClusterDNS)
+		n.ClusterDNS = d.names.servers(cfg.ClusterDNS)
+		n.Services = d.services.Effective()
 		n.ResolvConf, _ = forward.NodeFiles.Read()
 		return n
 	}

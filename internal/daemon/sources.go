@@ -23,7 +23,7 @@ func runSources(ctx context.Context, d *daemon, running *errgroup.Group) error {
 	})
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{
-			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: d.objects.Declare,
+			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Services: d.services.Declared() != nil, Note: noteUnused(d), Deliver: d.objects.Declare,
 		}
 		running.Go(func() error { return directory.Run(ctx) })
 	}
@@ -34,7 +34,7 @@ func runSources(ctx context.Context, d *daemon, running *errgroup.Group) error {
 		}
 		web := &source.URL{
 			URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log,
-			Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: d.objects.Declare,
+			Policies: d.policy.Declares(), Services: d.services.Declared() != nil, Note: noteUnused(d), Deliver: d.objects.Declare,
 		}
 		running.Go(func() error { return web.Run(ctx) })
 	}
@@ -61,6 +61,7 @@ func declare(d *daemon) func(source.Set, manifest.Objects) {
 		d.policy.Declare(string(set.Kind), declared.Objects{Policies: set.Policies, Namespaces: set.Namespaces, Unread: set.UnreadPolicies})
 		if set.Kind != source.Run {
 			set.Objects = all
+			d.services.Declare(set) // before the pods, which have their addresses in variables
 			d.agent.Declare(set)
 			d.workloads.Declare(set)
 		}

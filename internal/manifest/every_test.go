@@ -104,7 +104,7 @@ func TestIgnored(t *testing.T) {
 	var want []string
 	for path, value := range map[string]string{
 		"nodeSelector": "{a: b}", "tolerations": "[{operator: Exists}]", "priority: 7\n  #": "", "schedulerName": "x", "priorityClassName": "x",
-		"preemptionPolicy": "Never", "enableServiceLinks": "true", "topologySpreadConstraints": "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
+		"preemptionPolicy": "Never", "topologySpreadConstraints": "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
 		"affinity": "{nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {}}]}}", "readinessGates": "[{conditionType: a}]",
 		"automountServiceAccountToken": "true", "serviceAccount": "a", "serviceAccountName": "a",
 		"volumes[].projected.sources[].serviceAccountToken": "[{name: v, projected: {sources: [{serviceAccountToken: {path: a}}]}}]",

@@ -49,6 +49,7 @@ func (r *record) addrs() (out []netip.Addr) {
 // It doesn't touch the kernel.
 type ledger struct {
 	instance    pod.Instance
+	portTaken   func(pod.PortMapping) error // may be nil
 	log         *slog.Logger
 	journal     *journal.Journal
 	leases      journal.Table[record]
@@ -75,6 +76,7 @@ func openLedger(cfg Config, boot string) (*ledger, error) {
 	}
 	l := &ledger{
 		instance:    cfg.Instance,
+		portTaken:   cfg.PortTaken,
 		log:         cfg.Log,
 		journal:     j,
 		leases:      journal.NewTable[record](j, "lease"),
@@ -268,8 +270,13 @@ func (l *ledger) allocate(r *record) error {
 	return nil
 }
 
-// checkPort returns an error if another pod has the port.
+// checkPort returns an error if another pod, or something else, has the port.
 func (l *ledger) checkPort(port pod.PortMapping) error {
+	if l.portTaken != nil {
+		if err := l.portTaken(port); err != nil {
+			return err
+		}
+	}
 	for _, other := range l.ports[port.HostPort] {
 		for _, theirs := range plan.Mappings(other.Attachment) {
 			if plan.Clash(port, theirs) {

@@ -46,6 +46,8 @@ type Node struct {
 	// services.
 	ClusterDNS    []string
 	ClusterDomain string
+	// Services are those of a node without a cluster. Pods have their addresses in variables.
+	Services []*corev1.Service
 	// InCluster says that it is a node of a cluster, which shows pods under their names there.
 	InCluster bool
 	// Logs is the directory of all pods' logs, Seccomp that of local seccomp profiles.

@@ -24,6 +24,12 @@ type variable struct{ name, value string }
 // environment resolves a container's variables in order. Each one may refer to earlier ones.
 func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variable, error) {
 	var out []variable
+	if links := pod.Spec.EnableServiceLinks; len(n.Services) > 0 {
+		services := ServiceVariables(n.Services, pod.Namespace, links == nil || *links)
+		for _, name := range slices.Sorted(maps.Keys(services)) {
+			out = append(out, variable{name, string(services[name])})
+		}
+	}
 	for i, from := range c.EnvFrom {
 		variables, err := variablesFrom(pod, &from, r.Objects)
 		if err != nil {

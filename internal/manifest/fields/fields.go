@@ -94,7 +94,7 @@ var podFields = []Field{
 	{"metadata.selfLink", Ignored, "set by an API server"},
 	{"spec.affinity", Ignored, "the pod runs on this node"},
 	{"spec.automountServiceAccountToken", Ignored, "there are no tokens without an API server"},
-	{"spec.enableServiceLinks", Ignored, "there are no services to link to"},
+	{"spec.enableServiceLinks", Honoured, "whether containers have the addresses and ports of the namespace's Services in variables such as WEB_SERVICE_HOST; true if absent"},
 	{"spec.nodeName", Ignored, "the pod runs on this node"},
 	{"spec.nodeSelector", Ignored, "the pod runs on this node"},
 	{"spec.securityContext.fsGroupChangePolicy", Ignored, "files get their group when they are created and are not changed later"},

@@ -63,7 +63,10 @@ func content(pod *corev1.Pod) []byte {
 // dropIgnored clears the fields that have no effect, so that they don't change a pod's identity.
 func dropIgnored(s *corev1.PodSpec) {
 	s.NodeName, s.NodeSelector, s.SchedulerName, s.Tolerations, s.TopologySpreadConstraints = "", nil, "", nil, nil
-	s.EnableServiceLinks, s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, nil, ""
+	s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, ""
+	if s.EnableServiceLinks != nil && *s.EnableServiceLinks {
+		s.EnableServiceLinks = nil // the default
+	}
 	s.ServiceAccountName, s.DeprecatedServiceAccount, s.AutomountServiceAccountToken = "", "", nil
 	s.Affinity, s.ReadinessGates = nil, nil
 	if s.SecurityContext != nil {

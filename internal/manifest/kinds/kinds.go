@@ -20,7 +20,7 @@ const (
 	noAPI     = "there is no API server"
 	noIngress = "there is no ingress controller: give a container a hostPort, or use a Service of type NodePort"
 	noStorage = "volumes are directories of this node"
-	noService = "Services of manifests are not served yet: use the addresses of the pods"
+	noService = "service-proxy is off: use the addresses of the pods"
 	noQuota   = "it is not enforced: set limits on the pods"
 )
 

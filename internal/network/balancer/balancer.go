@@ -122,6 +122,13 @@ func (b *Balancer) Problem() error {
 	return errors.Join(b.why, b.failure)
 }
 
+// World returns what the source has said.
+func (b *Balancer) World() service.World {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.compiler.World()
+}
+
 // keepCommitted brings changes to the kernel until ctx ends. After a failure it repairs the kernel.
 func (b *Balancer) keepCommitted(ctx context.Context) {
 	var again <-chan time.Time

@@ -119,7 +119,7 @@ func (t *Table) wrap(err error) error {
 
 // Apply makes an update of what was applied before, in one transaction. The first one is compared
 // with what a former process has left, of which only differences change. If there is an error, the
-// next Apply repairs the table.
+// next Apply repairs the table. Without Services there is no table.
 func (t *Table) Apply(u *compile.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,7 +129,7 @@ func (t *Table) Apply(u *compile.Update) error {
 	}
 	c, forgets := t.changeOf(u), t.wanted.forgets(u)
 	t.wanted.apply(u)
-	if t.commit(c) != nil {
+	if t.wanted.empty() || t.commit(c) != nil {
 		return t.wrap(t.synchronize())
 	}
 	if forgets {
@@ -142,7 +142,7 @@ func (t *Table) Apply(u *compile.Update) error {
 func (t *Table) Repair() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.loaded {
+	if !t.loaded && !t.unsure {
 		return nil
 	}
 	return t.wrap(t.synchronize())
@@ -181,13 +181,22 @@ func (t *Table) Verify() ([]string, error) {
 func (t *Table) Teardown() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.wrap(t.teardown())
+}
+
+func (t *Table) teardown() error {
 	f, err := t.kernel.find()
 	if err != nil || !f.exists {
-		return t.wrap(err)
+		return err
+	}
+	if err := t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...); err != nil {
+		return err
 	}
 	t.loaded = false
-	return t.wrap(t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...))
+	return nil
 }
+
+func (w *wanted) empty() bool { return len(w.fronts)+len(w.clusterIPs)+len(w.local) == 0 }
 
 func (w *wanted) apply(u *compile.Update) {
 	if u.NodePorts != nil {
@@ -317,6 +326,11 @@ func (t *Table) commit(c *change) error {
 // synchronize compares the kernel with what is wanted, and makes it so.
 func (t *Table) synchronize() error {
 	t.unsure = true
+	if t.wanted.empty() {
+		err := t.teardown()
+		t.unsure = err != nil
+		return err
+	}
 	f, err := t.kernel.read()
 	if err != nil {
 		return err

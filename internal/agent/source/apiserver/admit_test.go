@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/sysctl"
 )
 
@@ -179,7 +180,7 @@ func TestVariables(t *testing.T) {
 	}
 	show := func(namespace string, links bool) string {
 		var out []string
-		o := serviceVariables(services, namespace, links)
+		o := criconfig.ServiceVariables(services, namespace, links)
 		for _, key := range slices.Sorted(maps.Keys(o)) {
 			out = append(out, key+"="+string(o[key]))
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // objectWatch watches a config map or secret that a pod references. Nodes may only watch those,
@@ -105,7 +106,7 @@ func (s *Source) collectObjects(needed map[string]bool, objects manifest.Objects
 			continue
 		}
 		links := b.raw.Spec.EnableServiceLinks == nil || *b.raw.Spec.EnableServiceLinks
-		objects[key] = serviceVariables(s.services.All(), b.pod.Namespace, links)
+		objects[key] = criconfig.ServiceVariables(s.services.All(), b.pod.Namespace, links)
 		versions[key] = fingerprint(objects[key])
 	}
 }
