@@ -5837,6 +5837,267 @@ func (x *RemoveFileEvent) GetNote() string {
 	return ""
 }
 
+type ListServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
+}
+
+type ListServicesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sorted by namespace and name.
+	Services      []*Service `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *ListServicesResponse) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+type Service struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// ClusterIP, Headless, NodePort, LoadBalancer or ExternalName.
+	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	// Its cluster IPs, and then its other addresses.
+	Addresses    []string       `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	ExternalName string         `protobuf:"bytes,5,opt,name=external_name,json=externalName,proto3" json:"external_name,omitempty"`
+	Ports        []*ServicePort `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	// Numbers of endpoints of all nodes, and of those that get new connections.
+	Endpoints     int32 `protobuf:"varint,7,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Ready         int32 `protobuf:"varint,8,opt,name=ready,proto3" json:"ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Service) Reset() {
+	*x = Service{}
+	mi := &file_api_v1_husk_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Service) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Service) ProtoMessage() {}
+
+func (x *Service) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Service.ProtoReflect.Descriptor instead.
+func (*Service) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *Service) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Service) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Service) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Service) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Service) GetExternalName() string {
+	if x != nil {
+		return x.ExternalName
+	}
+	return ""
+}
+
+func (x *Service) GetPorts() []*ServicePort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Service) GetEndpoints() int32 {
+	if x != nil {
+		return x.Endpoints
+	}
+	return 0
+}
+
+func (x *Service) GetReady() int32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+type ServicePort struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Protocol string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"` // TCP, UDP or SCTP
+	Port     int32                  `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	NodePort int32                  `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"` // 0 without
+	// ADDRESS:PORT of the endpoints that get new connections, sorted.
+	Endpoints     []string `protobuf:"bytes,5,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServicePort) Reset() {
+	*x = ServicePort{}
+	mi := &file_api_v1_husk_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicePort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicePort) ProtoMessage() {}
+
+func (x *ServicePort) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
+func (*ServicePort) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *ServicePort) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServicePort) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *ServicePort) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ServicePort) GetNodePort() int32 {
+	if x != nil {
+		return x.NodePort
+	}
+	return 0
+}
+
+func (x *ServicePort) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
 var File_api_v1_husk_proto protoreflect.FileDescriptor
 
 const file_api_v1_husk_proto_rawDesc = "" +
@@ -6270,7 +6531,25 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
-	"\x04note\x18\x04 \x01(\tR\x04note2\xb0\x0f\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\"\x15\n" +
+	"\x13ListServicesRequest\"D\n" +
+	"\x14ListServicesResponse\x12,\n" +
+	"\bservices\x18\x01 \x03(\v2\x10.husk.v1.ServiceR\bservices\"\xf2\x01\n" +
+	"\aService\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12#\n" +
+	"\rexternal_name\x18\x05 \x01(\tR\fexternalName\x12*\n" +
+	"\x05ports\x18\x06 \x03(\v2\x14.husk.v1.ServicePortR\x05ports\x12\x1c\n" +
+	"\tendpoints\x18\a \x01(\x05R\tendpoints\x12\x14\n" +
+	"\x05ready\x18\b \x01(\x05R\x05ready\"\x8c\x01\n" +
+	"\vServicePort\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\x05R\x04port\x12\x1b\n" +
+	"\tnode_port\x18\x04 \x01(\x05R\bnodePort\x12\x1c\n" +
+	"\tendpoints\x18\x05 \x03(\tR\tendpoints2\xb0\x0f\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -6313,7 +6592,9 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\aObjects\x12H\n" +
 	"\vListObjects\x12\x1b.husk.v1.ListObjectsRequest\x1a\x1c.husk.v1.ListObjectsResponse\x12D\n" +
 	"\n" +
-	"RemoveFile\x12\x1a.husk.v1.RemoveFileRequest\x1a\x18.husk.v1.RemoveFileEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
+	"RemoveFile\x12\x1a.husk.v1.RemoveFileRequest\x1a\x18.husk.v1.RemoveFileEvent0\x012W\n" +
+	"\bServices\x12K\n" +
+	"\fListServices\x12\x1c.husk.v1.ListServicesRequest\x1a\x1d.husk.v1.ListServicesResponseB%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
 var (
 	file_api_v1_husk_proto_rawDescOnce sync.Once
@@ -6327,7 +6608,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -6419,6 +6700,10 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*Object)(nil),                    // 87: husk.v1.Object
 	(*RemoveFileRequest)(nil),         // 88: husk.v1.RemoveFileRequest
 	(*RemoveFileEvent)(nil),           // 89: husk.v1.RemoveFileEvent
+	(*ListServicesRequest)(nil),       // 90: husk.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 91: husk.v1.ListServicesResponse
+	(*Service)(nil),                   // 92: husk.v1.Service
+	(*ServicePort)(nil),               // 93: husk.v1.ServicePort
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -6449,85 +6734,89 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	72, // 25: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
 	77, // 26: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
 	87, // 27: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	0,  // 28: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 29: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 30: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 31: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 32: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 33: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	15, // 34: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
-	17, // 35: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
-	18, // 36: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19, // 37: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
-	20, // 38: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	22, // 39: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	24, // 40: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	24, // 41: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	29, // 42: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	31, // 43: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	34, // 44: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	41, // 45: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	42, // 46: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	45, // 47: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	47, // 48: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	49, // 49: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	51, // 50: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	54, // 51: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	56, // 52: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	60, // 53: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	62, // 54: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	67, // 55: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	70, // 56: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	73, // 57: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	75, // 58: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	83, // 59: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	78, // 60: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	79, // 61: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	81, // 62: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	85, // 63: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	88, // 64: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	1,  // 65: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 66: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 67: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 68: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 69: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 70: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 71: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 72: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 73: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	14, // 74: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
-	21, // 75: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	23, // 76: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	27, // 77: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	27, // 78: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	30, // 79: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	33, // 80: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	35, // 81: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	43, // 82: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	43, // 83: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	46, // 84: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	48, // 85: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	50, // 86: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	52, // 87: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	55, // 88: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	57, // 89: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	61, // 90: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	63, // 91: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	68, // 92: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	71, // 93: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	74, // 94: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	76, // 95: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	84, // 96: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	77, // 97: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	80, // 98: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	82, // 99: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	86, // 100: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	89, // 101: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	65, // [65:102] is the sub-list for method output_type
-	28, // [28:65] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	92, // 28: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	93, // 29: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	0,  // 30: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 31: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 32: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 33: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 34: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 35: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15, // 36: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17, // 37: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18, // 38: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19, // 39: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
+	20, // 40: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	22, // 41: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	24, // 42: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	24, // 43: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	29, // 44: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	31, // 45: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	34, // 46: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	41, // 47: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	42, // 48: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	45, // 49: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	47, // 50: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	49, // 51: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	51, // 52: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	54, // 53: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	56, // 54: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	60, // 55: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	62, // 56: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	67, // 57: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	70, // 58: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	73, // 59: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	75, // 60: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	83, // 61: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	78, // 62: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	79, // 63: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	81, // 64: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	85, // 65: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	88, // 66: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	90, // 67: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	1,  // 68: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 69: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 70: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 71: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 72: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 73: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 74: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 75: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 76: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	14, // 77: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
+	21, // 78: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	23, // 79: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	27, // 80: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	27, // 81: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	30, // 82: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	33, // 83: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	35, // 84: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	43, // 85: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	43, // 86: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	46, // 87: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	48, // 88: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	50, // 89: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	52, // 90: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	55, // 91: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	57, // 92: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	61, // 93: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	63, // 94: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	68, // 95: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	71, // 96: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	74, // 97: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	76, // 98: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	84, // 99: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	77, // 100: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	80, // 101: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	82, // 102: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	86, // 103: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	89, // 104: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	91, // 105: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	68, // [68:106] is the sub-list for method output_type
+	30, // [30:68] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -6557,9 +6846,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   90,
+			NumMessages:   94,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

@@ -1698,3 +1698,109 @@ var Objects_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "api/v1/husk.proto",
 }
+
+const (
+	Services_ListServices_FullMethodName = "/husk.v1.Services/ListServices"
+)
+
+// ServicesClient is the client API for Services service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Services has the Services of the cluster or, on a node without one, of manifests.
+type ServicesClient interface {
+	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error)
+}
+
+type servicesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewServicesClient(cc grpc.ClientConnInterface) ServicesClient {
+	return &servicesClient{cc}
+}
+
+func (c *servicesClient) ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListServicesResponse)
+	err := c.cc.Invoke(ctx, Services_ListServices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ServicesServer is the server API for Services service.
+// All implementations must embed UnimplementedServicesServer
+// for forward compatibility.
+//
+// Services has the Services of the cluster or, on a node without one, of manifests.
+type ServicesServer interface {
+	ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error)
+	mustEmbedUnimplementedServicesServer()
+}
+
+// UnimplementedServicesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedServicesServer struct{}
+
+func (UnimplementedServicesServer) ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListServices not implemented")
+}
+func (UnimplementedServicesServer) mustEmbedUnimplementedServicesServer() {}
+func (UnimplementedServicesServer) testEmbeddedByValue()                  {}
+
+// UnsafeServicesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ServicesServer will
+// result in compilation errors.
+type UnsafeServicesServer interface {
+	mustEmbedUnimplementedServicesServer()
+}
+
+func RegisterServicesServer(s grpc.ServiceRegistrar, srv ServicesServer) {
+	// If the following call panics, it indicates UnimplementedServicesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Services_ServiceDesc, srv)
+}
+
+func _Services_ListServices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListServicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServicesServer).ListServices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Services_ListServices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServicesServer).ListServices(ctx, req.(*ListServicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Services_ServiceDesc is the grpc.ServiceDesc for Services service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Services_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Services",
+	HandlerType: (*ServicesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListServices",
+			Handler:    _Services_ListServices_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/v1/husk.proto",
+}

@@ -20,6 +20,7 @@ import (
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/api/serviceapi"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
@@ -45,6 +46,7 @@ type Config struct {
 	Network    *network.Network
 	Nodes      *nodes.Controller  // nil on a node by itself
 	Firewall   *firewall.Firewall // nil if network policy is off
+	Services   *serviceapi.Server
 	Explainer  explain.Explainer
 	// Debts returns the attachments of removed pods whose DEL has not succeeded yet.
 	Debts func() []pod.Debt
@@ -75,6 +77,7 @@ type Server struct {
 func Register(to grpc.ServiceRegistrar, cfg Config) {
 	s, volumes := &Server{Config: cfg}, volume.Volumes{Root: cfg.Root, State: cfg.State}
 	huskv1.RegisterHuskServer(to, s)
+	huskv1.RegisterServicesServer(to, cfg.Services)
 	huskv1.RegisterVolumesServer(to, volumeServer{volumes: volumes, objects: cfg.Objects})
 	huskv1.RegisterObjectsServer(to, objectServer{server: s, volumes: volumes})
 }

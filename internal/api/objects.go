@@ -57,7 +57,7 @@ func (s objectServer) RemoveFile(req *huskv1.RemoveFileRequest, stream grpc.Serv
 	if file == "-" {
 		file = "standard input"
 	}
-	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.server.Node, Source: sourceRun, Policies: s.server.Objects.Policies()})
+	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.server.Node, Source: sourceRun, Policies: s.server.Objects.Policies(), Services: s.server.Services.Accepts()})
 	if err != nil {
 		return err
 	}
@@ -69,6 +69,9 @@ func (s objectServer) RemoveFile(req *huskv1.RemoveFileRequest, stream grpc.Serv
 	}
 	if req.SkipObjects {
 		return nil
+	}
+	if err := s.server.Services.RemoveFile(stream.Context(), parsed, r.result); err != nil {
+		return err
 	}
 	return r.objects(stream.Context(), &parsed)
 }

@@ -121,6 +121,9 @@ func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1
 		}
 		return &huskv1.RemoveResponse{Namespace: ref.Namespace, Name: ref.Name, Kind: strings.ToLower(string(ref.Kind))}, nil
 	}
+	if r, err := s.Services.Remove(ctx, req.Name); r != nil || err != nil {
+		return r, err
+	}
 	if o, ok := objects.ParseName(req.Name); ok {
 		err := removeObject(ctx, s.Objects, o)
 		if _, pod := s.findPod(req.Name); errdefs.IsNotFound(err) && pod == nil {

@@ -28,7 +28,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	if file == "-" {
 		file = "standard input"
 	}
-	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun, Policies: s.Objects.Policies()})
+	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun, Policies: s.Objects.Policies(), Services: s.Services.Accepts()})
 	if err != nil {
 		return err
 	}
@@ -52,6 +52,8 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 			return err
 		}
 	}
+	// Services come before the pods, which have their addresses in variables.
+	refused := s.Services.Run(stream.Context(), parsed, sourceRun, send)
 	if req.ObjectsOnly {
 		return nil
 	}
@@ -73,7 +75,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		})
 	}
 	all.Wait()
-	return errors.Join(failures...)
+	return errors.Join(append(failures, refused, s.Services.Note(parsed, send))...)
 }
 
 func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, req *huskv1.RunRequest, send func(*huskv1.RunEvent) error) error {

@@ -26,15 +26,16 @@ const socketPathMax = 107
 
 // immediate are the calls that huskd answers from memory. The others take as long as the pods do.
 var immediate = map[string]bool{
-	huskv1.Husk_Version_FullMethodName:         true,
-	huskv1.Husk_ListPods_FullMethodName:        true,
-	huskv1.Husk_Inspect_FullMethodName:         true,
-	huskv1.Husk_ListImages_FullMethodName:      true,
-	huskv1.Husk_ListAttachments_FullMethodName: true,
-	huskv1.Husk_FindPorts_FullMethodName:       true,
-	huskv1.Husk_Usage_FullMethodName:           true,
-	huskv1.Volumes_ListVolumes_FullMethodName:  true,
-	huskv1.Objects_ListObjects_FullMethodName:  true,
+	huskv1.Husk_Version_FullMethodName:          true,
+	huskv1.Husk_ListPods_FullMethodName:         true,
+	huskv1.Husk_Inspect_FullMethodName:          true,
+	huskv1.Husk_ListImages_FullMethodName:       true,
+	huskv1.Husk_ListAttachments_FullMethodName:  true,
+	huskv1.Husk_FindPorts_FullMethodName:        true,
+	huskv1.Husk_Usage_FullMethodName:            true,
+	huskv1.Volumes_ListVolumes_FullMethodName:   true,
+	huskv1.Objects_ListObjects_FullMethodName:   true,
+	huskv1.Services_ListServices_FullMethodName: true,
 }
 
 // connectTimeout is how long a listening huskd may take to complete the HTTP/2 handshake.
@@ -51,6 +52,7 @@ type Client struct {
 	huskv1.HuskClient
 	huskv1.VolumesClient
 	huskv1.ObjectsClient
+	huskv1.ServicesClient
 	cc     *grpc.ClientConn
 	socket string
 	denied atomic.Bool // we may not open the socket
@@ -80,7 +82,7 @@ func New(socket string) (*Client, error) {
 		return nil, AddressError(err.Error())
 	}
 	conn := explainingConn{c}
-	c.HuskClient, c.VolumesClient, c.ObjectsClient = huskv1.NewHuskClient(conn), huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn)
+	c.HuskClient, c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewHuskClient(conn), huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
 	return c, nil
 }
 

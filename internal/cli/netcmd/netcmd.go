@@ -63,7 +63,7 @@ husk net plan web testing`,
 	flags.StringVar(&t.conf, "conf-dir", "/etc/cni/net.d", "directory of network configurations")
 	flags.StringSliceVar(&t.bin, "bin-dir", []string{"/opt/cni/bin", "/usr/lib/cni"}, "directories of CNI plugins")
 	flags.StringVar(&t.state, "state", "/var/lib/husk/net", "directory where attachments are recorded")
-	cmd.AddCommand(t.ls(), t.validate(), t.plan(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes(), t.rotateKey(), t.policy(), t.explain())
+	cmd.AddCommand(t.ls(), t.validate(), t.plan(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes(), t.rotateKey(), t.policy(), t.services(), t.explain())
 	return cmd
 }
 

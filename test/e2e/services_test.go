@@ -1,0 +1,347 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/test/node"
+)
+
+// application is a Deployment, its Services and a client.
+const application = `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  selector: {app: web}
+  ports: [{port: 8000, targetPort: http}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: each}
+spec: {clusterIP: None, selector: {app: web}, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: alias}
+spec: {type: ExternalName, externalName: web.default.svc.cluster.local}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 3
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: c
+        image: localhost/web:1
+        command: [/bin/httpd, -f, -p, '80', -h, /www]
+        ports: [{name: http, containerPort: 80}]
+        readinessProbe: {httpGet: {port: http}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: c, image: 'localhost/web:1', command: [/bin/sleep, '1000000']}]
+`
+
+// listedService is a Service in the output of husk net services.
+type listedService struct {
+	Namespace, Name, Type string
+	Addresses             []string
+	Ports                 []struct {
+		Port, NodePort int
+		Endpoints      []string
+	}
+	Endpoints, Ready int
+}
+
+func services(t *testing.T, n *node.Node) map[string]listedService {
+	t.Helper()
+	var list []listedService
+	if err := json.Unmarshal([]byte(n.MustHusk("net", "services", "-o", "json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]listedService{}
+	for _, s := range list {
+		out[s.Name] = s
+	}
+	return out
+}
+
+// fetch returns the name of the pod that answers a pod at an address, or nothing.
+func fetch(n *node.Node, pod, address string) string {
+	name, _, _ := strings.Cut(n.Husk("exec", pod, "--", "timeout", "5", "wget", "-q", "-O", "-", "http://"+address+"/").Stdout, " ")
+	return strings.TrimSpace(name)
+}
+
+// answers waits until a pod with one of the names answers, and no other.
+func answers(t *testing.T, what string, want []string, ask func() string) {
+	t.Helper()
+	node.Eventually(t, 60*time.Second, func() string {
+		seen := map[string]bool{}
+		for range 30 {
+			name := ask()
+			if !slices.Contains(want, name) {
+				return fmt.Sprintf("%s: %q answers, want one of %v", what, name, want)
+			}
+			if seen[name] = true; len(seen) == len(want) {
+				return ""
+			}
+		}
+		return fmt.Sprintf("%s: only %v of %v answer", what, seen, want)
+	})
+}
+
+// asking makes requests to an address until stop is called, which returns what failed.
+func asking(path, address string) (stop func() []string) {
+	done := make(chan struct{})
+	var failed []string
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if _, err := node.Get(path, address); err != nil {
+				failed = append(failed, err.Error())
+			}
+		}
+	})
+	return func() []string {
+		close(done)
+		running.Wait()
+		return failed
+	}
+}
+
+// TestServices runs an application of one file: its Service leads to its pods by name, address and
+// port of the node. It follows the pods when they are replaced, and neither a kill of huskd nor a
+// reboot changes its address. In the end, nothing is left.
+func TestServices(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	d := startHuskd(t, n)
+	table := "inet " + n.Instance().ServiceTable()
+	if out := n.Must("nft", "list", "tables"); strings.Contains(out, table) {
+		t.Errorf("without Services there is the table\n%s", out)
+	}
+	file := write(t, n, "app.yaml", application)
+	run := func() string {
+		t.Helper()
+		r := n.Husk("run", "--wait", "--timeout", "120s", file)
+		if r.Code != 0 {
+			t.Fatalf("%+v\n%s\n%s", r, n.Husk("ps", "-a").Stdout, n.Husk("events").Stdout)
+		}
+		return r.Stdout
+	}
+	if out := run(); !strings.Contains(out, "service default/web at 10.203.0.2, node port 3") || !strings.Contains(out, "service default/each names its pods\n") ||
+		!strings.Contains(out, "service default/alias is a name for web.default.svc.cluster.local\n") {
+		t.Errorf("husk run prints\n%s", out)
+	}
+	web := services(t, n)["web"]
+	if web.Type != "NodePort" || len(web.Addresses) != 1 || len(web.Ports) != 1 || web.Ready != 3 || len(web.Ports[0].Endpoints) != 3 {
+		t.Fatalf("husk net services has %+v", web)
+	}
+	address, nodePort := fmt.Sprintf("%s:8000", web.Addresses[0]), fmt.Sprintf("%s:%d", node.Address4, web.Ports[0].NodePort)
+	env := &testEnv{Node: n, t: t}
+	pods := func() (out []string) {
+		for _, p := range env.podsOf("deployment/default/web") {
+			out = append(out, p.Name)
+		}
+		return out
+	}
+	get := func(path, address string) func() string {
+		return func() string {
+			body, _ := node.Get(path, address)
+			name, _, _ := strings.Cut(body, " ")
+			return strings.TrimSpace(name)
+		}
+	}
+	reached := func(when string) {
+		t.Helper()
+		names := pods()
+		for _, at := range []string{"web:8000", "web.default.svc.cluster.local:8000", address, "alias:8000", "each:80", nodePort} {
+			answers(t, when+", a pod to "+at, names, func() string { return fetch(n, "client", at) })
+		}
+		answers(t, when+", the node to "+address, names, get(n.Net(), address))
+		answers(t, when+", the node to its port", names, get(n.Net(), nodePort))
+		answers(t, when+", another host to "+nodePort, names, get(n.OtherNet(), nodePort))
+		answers(t, when+", a pod of the Service", names, func() string { return fetch(n, names[0], "web:8000") })
+	}
+	reached("at first")
+	if out := n.MustHusk("exec", "client", "--", "env"); !strings.Contains(out, "WEB_SERVICE_HOST="+web.Addresses[0]+"\n") || !strings.Contains(out, "WEB_PORT=tcp://"+address+"\n") {
+		t.Errorf("the client's variables are\n%s", out)
+	}
+
+	// An open connection outlives huskd, and new ones are led meanwhile.
+	var open net.Conn
+	if err := netns.Do(n.Net(), func() (err error) {
+		open, err = net.DialTimeout("tcp", address, 5*time.Second)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	stop := asking(n.OtherNet(), nodePort)
+	d.Kill()
+	d = n.Huskd()
+	node.Eventually(t, 20*time.Second, func() string {
+		if got := services(t, n)["web"]; got.Ready != 3 || got.Addresses[0] != web.Addresses[0] || got.Ports[0].NodePort != web.Ports[0].NodePort {
+			return fmt.Sprintf("the Service as before: %+v", got)
+		}
+		return ""
+	})
+	if failed := stop(); len(failed) > 0 {
+		t.Errorf("%d requests failed while huskd was killed: %s", len(failed), failed[0])
+	}
+	if _, err := fmt.Fprint(open, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		t.Error(err)
+	} else if line, err := bufio.NewReader(open).ReadString('\n'); !strings.Contains(line, "200") {
+		t.Errorf("the connection from before the kill answers %q, %v", line, err)
+	}
+	reached("after a kill")
+
+	first := pods()
+	n.MustHusk("restart", "deployment/web")
+	n.MustHusk("rollout", "status", "deployment/web", "--wait", "--timeout", "60s")
+	node.Eventually(t, 30*time.Second, func() string {
+		for _, name := range pods() {
+			if slices.Contains(first, name) {
+				return name + " to be replaced"
+			}
+		}
+		return ""
+	})
+	reached("after a rollout")
+
+	if out := n.MustHusk("run", "--wait", file); !strings.Contains(out, "service default/web unchanged, at 10.203.0.2") {
+		t.Errorf("husk run prints\n%s", out)
+	}
+	d.Stop()
+	n.Reboot()
+	d = n.Huskd()
+	node.Eventually(t, 60*time.Second, func() string {
+		if got := services(t, n)["web"]; got.Ready != 3 || got.Addresses[0] != web.Addresses[0] {
+			return fmt.Sprintf("the Service as before the reboot: %+v", got)
+		}
+		return ""
+	})
+	reached("after a reboot")
+
+	n.MustHusk("rm", "svc/default/alias")
+	if r := n.Husk("rm", "-f", file); r.Code != 0 || !strings.Contains(r.Stdout, "service default/web removed\n") || !strings.Contains(r.Stderr, "service default/alias is not there\n") {
+		t.Errorf("husk rm: %+v", r)
+	}
+	node.Eventually(t, 10*time.Second, func() string {
+		if strings.Contains(n.Must("nft", "list", "tables"), table) {
+			return "the table of Services to go"
+		}
+		return ""
+	})
+	d.Stop()
+	n.NothingLeft()
+}
+
+// TestBadServices checks that each conflict is one clear line, that the rest of the file runs, and
+// that the manifests directory serves Services, too.
+func TestBadServices(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	if err := os.Mkdir(n.Dir+"/manifests", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := startHuskd(t, n, node.Flags("--manifests", n.Dir+"/manifests"))
+	const one = "{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {%s}}\n---\n"
+	file := ""
+	for _, s := range [][2]string{
+		{"a", "clusterIP: 10.203.0.9, ports: [{port: 80}]"},
+		{"b", "clusterIP: 10.203.0.9, ports: [{port: 80}]"},
+		{"c", "type: NodePort, ports: [{port: 80, nodePort: 30080}]"},
+		{"d", "type: NodePort, ports: [{port: 80, nodePort: 30080}]"},
+		{"e", "type: LoadBalancer, selector: {app: nobody}, ports: [{port: 80, nodePort: 30081}]"},
+		{"f", "ipFamilyPolicy: PreferDualStack, ports: [{port: 80}]"},
+	} {
+		file += fmt.Sprintf(one, s[0], s[1])
+	}
+	pod := "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: 'localhost/web:1', command: [/bin/sleep, '1000'], ports: [{containerPort: 80, hostPort: 30099}]}]}}"
+	r := n.Husk("run", "--wait", write(t, n, "app.yaml", file+pod))
+	for _, want := range []string{
+		"husk: Service default/b: clusterIP 10.203.0.9 is that of Service default/a: use another, or leave it out\n",
+		"Service default/d: node port 30080/TCP is that of Service default/c: use another, or leave nodePort out\n",
+		"service default/e: a node without a cluster has no load balancer: connect to node port 30081/TCP of this node\n",
+		"service default/e: no pod in namespace default has the labels app=nobody, which its selector wants\n",
+		"service default/f at 10.203.0.4, fd68:7573:6b80::2\n",
+		"pod default/p ready",
+	} {
+		if !strings.Contains(r.Stdout+r.Stderr, want) {
+			t.Errorf("husk run doesn't print %q:\n%s%s", want, r.Stdout, r.Stderr)
+		}
+	}
+	if r.Code != 1 {
+		t.Errorf("husk run returns %d", r.Code)
+	}
+	r = n.Husk("run", write(t, n, "taken.yaml", fmt.Sprintf(one, "taken", "type: NodePort, ports: [{port: 80, nodePort: 30099}]")))
+	if want := "husk: Service default/taken: node port 30099/TCP is that of pod default/p, as its hostPort: use another, or leave nodePort out\n"; r.Code != 1 || r.Stderr != want {
+		t.Errorf("a pod's port: %+v", r)
+	}
+	n.MustHusk("run", write(t, n, "q.yaml", strings.NewReplacer("name: p}", "name: q}", "30099", "30081").Replace(pod)))
+	node.Eventually(t, 20*time.Second, func() string {
+		if out := n.MustHusk("events"); !strings.Contains(out, "host port 30081/tcp is in use on this node: Service default/e has it as its node port") {
+			return "the Service's port to be refused to a pod:\n" + out
+		}
+		return ""
+	})
+	n.MustHusk("rm", "service/e")
+	node.Eventually(t, 60*time.Second, func() string {
+		if out := n.MustHusk("ps"); strings.Count(out, "Running") != 2 {
+			return "the pod to start without the Service:\n" + out
+		}
+		return ""
+	})
+	path := write(t, n, "manifests/s.yaml", fmt.Sprintf(one, "declared", "clusterIP: 10.203.0.9, ports: [{port: 80}]")+
+		fmt.Sprintf(one, "db", "ports: [{port: 80, targetPort: 8080}]")+
+		"{apiVersion: v1, kind: Endpoints, metadata: {name: db}, subsets: [{addresses: [{ip: 192.0.2.77}], ports: [{port: 8080}]}]}")
+	node.Eventually(t, 20*time.Second, func() string {
+		if out := n.MustHusk("net", "services"); !strings.Contains(out, "80/TCP -> 192.0.2.77:8080\n") || !strings.Contains(n.MustHusk("events"), "Service default/declared: clusterIP 10.203.0.9 is that of Service default/a") {
+			return "the directory's Services:\n" + out
+		}
+		return ""
+	})
+	n.MustHusk("rm", "service/a")
+	if got := services(t, n)["declared"]; got.Addresses[0] != "10.203.0.9" {
+		t.Errorf("after the conflict's end: %+v", got)
+	}
+	if r := n.Husk("rm", "service/db"); r.Code != 1 || r.Stderr != "husk: Service default/db is declared in "+path+": remove it there\n" {
+		t.Errorf("a declared Service: %+v", r)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	n.MustHusk("rm", "-f", "service/c", "service/f", "p", "q")
+	node.Eventually(t, 20*time.Second, func() string {
+		if got := services(t, n); len(got) > 0 {
+			return fmt.Sprintf("all Services to go: %v", got)
+		}
+		return ""
+	})
+	d.Stop()
+	n.NothingLeft()
+}
