@@ -103,7 +103,7 @@ test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests on one nod
 	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
 	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
 
-test-install: PACKAGES += rpm
+test-install: PACKAGES += rpm mmdebstrap
 test-install: deps ## build the packages twice, and install, upgrade and remove them in a VM, as root
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 60m -v ./test/install
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# packages.sh OUT builds the packages of this commit into the directory OUT, for each architecture:
-# .deb and .rpm of husk and husk-cni, a tarball for /usr/local, and bills of materials. The same
+# packages.sh OUT [ARCH] builds the packages of this commit into the directory OUT, for amd64 and arm64:
+# .deb and .rpm of husk and husk-cni, a tarball for /usr/local, an image, and bills of materials. The same
 # commit and Go give the same bytes.
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,15 +27,17 @@ stage() {
 	find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 }
 
-for arch in amd64 arm64; do
+GOARCH= CGO_ENABLED=0 GOBIN=$work go install $nfpm
+for arch in ${2:-amd64 arm64}; do
 	stage $arch /usr/local
 	tar -C "$STAGE/usr/local" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - . |
 		gzip -9n >"$out/husk_${VERSION}_linux_$arch.tar.gz"
 	GOARCH= go run ./packaging/sbom husk "$VERSION" "$work/bin/$arch"/* >"$out/husk_${VERSION}_linux_$arch.cdx.json"
 	stage $arch /usr
+	GOARCH= go run ./packaging/image "husk:$(echo "$VERSION" | tr '~+' '--')" $arch "$STAGE" "$out/husk_${VERSION}_image_$arch.tar"
 	for name in husk husk-cni; do
 		for format in deb rpm; do
-			(cd packaging && CGO_ENABLED=0 GOARCH= go run $nfpm package -f $name.yaml -p $format -t "$out/" >/dev/null)
+			(cd packaging && "$work/nfpm" package -f $name.yaml -p $format -t "$out/" >/dev/null)
 		done
 	done
 done

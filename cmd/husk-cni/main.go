@@ -1,5 +1,7 @@
 // Command husk-cni is Husk's pod network as a CNI plugin, see docs/reference/husk-cni.md. It does
-// the work itself, or passes it to huskd if the network configuration has the key daemon.
+// the work itself, or passes it to huskd if the network configuration has the key daemon. As
+// husk-cni install DIR it copies itself into a runtime's plugin directory, for an image without a
+// shell.
 package main
 
 import (
@@ -11,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -22,6 +25,13 @@ import (
 func main() {
 	// Stdout is for the answer, stderr for logs.
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if len(os.Args) == 3 && os.Args[1] == "install" {
+		if err := install(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "husk-cni: install:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	args := plugin.ArgsOf(os.Getenv)
 	if args.Command == "" {
 		fmt.Fprintln(os.Stderr, "husk-cni is run by a container runtime, which sets CNI_COMMAND.")
@@ -51,6 +61,27 @@ func call(args plugin.Args) ([]byte, error) {
 	}
 	p := plugin.Plugin{Forward: rpc.Call[plugin.Args]}
 	return p.Call(ctx, args, stdin)
+}
+
+// install copies this program into dir. A runtime that runs the plugin meanwhile runs the older or
+// the newer one.
+func install(dir string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(self)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, "husk-cni")
+	if err := os.WriteFile(path+".new", program, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chmod(path+".new", 0o755); err != nil { // whatever the umask is
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 // maxConf is the maximum size of a network configuration with all its additions.

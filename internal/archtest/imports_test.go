@@ -196,6 +196,7 @@ var layer = map[string]int{
 	"cmd/husk-cni":                      command,
 	"cmd/husk-wireguard":                command,
 	"cmd/husk-bgp":                      command,
+	"packaging/image":                   command,
 	"packaging/manual":                  command,
 	"packaging/sbom":                    command,
 	"internal/chansync":                 driver,
