@@ -163,7 +163,9 @@ type RunRequest struct {
 	// applied in place. Other changes fail unless replace is set, which replaces the pod.
 	Replace bool `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`
 	// Start no pods. With several files, those of one may need the objects of another.
-	ObjectsOnly   bool `protobuf:"varint,5,opt,name=objects_only,json=objectsOnly,proto3" json:"objects_only,omitempty"`
+	ObjectsOnly bool `protobuf:"varint,5,opt,name=objects_only,json=objectsOnly,proto3" json:"objects_only,omitempty"`
+	// Only check the manifest, and say what would be done with each pod.
+	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,6 +231,13 @@ func (x *RunRequest) GetReplace() bool {
 func (x *RunRequest) GetObjectsOnly() bool {
 	if x != nil {
 		return x.ObjectsOnly
+	}
+	return false
+}
+
+func (x *RunRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
 	}
 	return false
 }
@@ -6112,14 +6121,15 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\aruntime\x18\x04 \x01(\tR\aruntime\x12\x12\n" +
 	"\x04root\x18\x05 \x01(\tR\x04root\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x10\n" +
-	"\x03pid\x18\a \x01(\x05R\x03pid\"\x8d\x01\n" +
+	"\x03pid\x18\a \x01(\x05R\x03pid\"\xa6\x01\n" +
 	"\n" +
 	"RunRequest\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x12\n" +
 	"\x04wait\x18\x03 \x01(\bR\x04wait\x12\x18\n" +
 	"\areplace\x18\x04 \x01(\bR\areplace\x12!\n" +
-	"\fobjects_only\x18\x05 \x01(\bR\vobjectsOnly\"\xd2\x02\n" +
+	"\fobjects_only\x18\x05 \x01(\bR\vobjectsOnly\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"\xd2\x02\n" +
 	"\bRunEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +

@@ -32,6 +32,9 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	if err != nil {
 		return err
 	}
+	if req.DryRun {
+		return dryRun(parsed, s.Agent, s.Objects.All().With(parsed.Objects), stream)
+	}
 	unchanged, err := s.Objects.Keep(stream.Context(), parsed.Documents, file)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)

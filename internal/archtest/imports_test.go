@@ -171,6 +171,7 @@ var layer = map[string]int{
 	"internal/cli/help":                 pure,
 	"internal/cli/foreign":              pure,
 	"internal/cli/input":                driver,
+	"internal/cli/podflags":             pure,
 	"internal/cli/imagecmd":             edge,
 	"internal/cli/usageerror":           pure,
 	"internal/cli/netcmd":               edge,

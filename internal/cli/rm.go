@@ -37,21 +37,26 @@ husk rm -f shop.yaml`,
 		ValidArgsFunction: a.completePods,
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop running pods first")
-	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-		files, names := splitFiles(args)
+	cmd.RunE = a.withClient(a.remove(func(args []string) []string { return args }, func() bool { return force }))
+	return cmd
+}
+
+// remove returns what husk rm does with the names and files among its arguments.
+func (a *app) remove(named func(args []string) []string, force func() bool) func(context.Context, *client.Client, []string) error {
+	return func(ctx context.Context, c *client.Client, args []string) error {
+		files, names := splitFiles(named(args))
 		manifests, err := a.readManifests(ctx, files)
 		if err != nil {
 			return err
 		}
 		return errors.Join(a.each(names, func(name string) error {
-			r, err := c.Remove(ctx, &huskv1.RemoveRequest{Name: name, Force: force})
+			r, err := c.Remove(ctx, &huskv1.RemoveRequest{Name: name, Force: force()})
 			if err == nil {
 				a.printGone(r.Kind, r.Namespace, r.Name)
 			}
 			return err
-		}), a.removeFiles(ctx, c, manifests, force))
-	})
-	return cmd
+		}), a.removeFiles(ctx, c, manifests, force()))
+	}
 }
 
 // splitFiles returns those of the arguments that are manifests, and the others.

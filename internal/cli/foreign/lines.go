@@ -18,6 +18,12 @@ var Lines = lines(everyday)
 // everyday has a line for each command line: the tool's, "=>" and Husk's. "=" stands for the tool's
 // line with husk in place of the tool's name.
 const everyday = `
+docker run nginx => =
+docker run -d --name web -p 8080:80 nginx => =
+docker run --rm -it alpine sh => =
+docker run --rm -v ./data:/data -e A=b alpine ls -l /data => =
+docker run -d --restart=always --cpus 0.5 --memory 512m --network host nginx => =
+docker run --user 1000:1000 --workdir /srv --entrypoint sh --pull always alpine -c ls => =
 docker ps => =
 docker ps -a => =
 docker container ls => husk ps --containers
@@ -63,6 +69,8 @@ docker system prune => husk image prune
 docker version => =
 docker cp web:/etc/hosts . => husk exec -i web -- tar -cf - /etc/hosts
 docker swarm init =>
+podman run --rm -it alpine sh => =
+podman run -d --hostname front --label tier=web nginx => =
 podman ps => =
 podman ps -a => =
 podman pod ps => husk ps
@@ -86,13 +94,15 @@ podman volume ls => =
 podman secret ls => husk objects
 podman auto-update =>
 podman unshare cat /proc/self/uid_map =>
-kubectl apply -f web.yaml => husk run web.yaml
-kubectl apply -f shop/ => husk run shop/
-kubectl create -f web.yaml => husk run web.yaml
+kubectl apply -f https://example.com/web.yaml => =
+kubectl apply -f web.yaml --dry-run=server => =
+kubectl apply -f web.yaml => =
+kubectl apply -f shop/ => =
+kubectl create -f web.yaml => =
 kubectl replace -f web.yaml => husk run --replace web.yaml
-kubectl delete pod web => husk rm -f web
-kubectl delete -f web.yaml => husk rm -f web.yaml
-kubectl delete deployment web => husk rm deployment/web
+kubectl delete pod web => =
+kubectl delete -f web.yaml => =
+kubectl delete deployment web => =
 kubectl get pods => husk ps
 kubectl get pods -A => husk ps
 kubectl get pods -o wide => husk ps -o wide

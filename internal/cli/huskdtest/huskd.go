@@ -144,6 +144,7 @@ func (h *Huskd) step(ctx context.Context) error {
 // find returns the pod with that name or ID, and the container if name is a container ID. The
 // caller holds h.mu.
 func (h *Huskd) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
+	name = strings.TrimPrefix(name, "pod/")
 	ref := name
 	if !strings.Contains(ref, "/") {
 		ref = "default/" + ref

@@ -35,14 +35,18 @@ type document struct {
 	} `json:"spec"`
 }
 
-// containerSpec is the description of a container. Command names one of programs.
+// containerSpec is the description of a container. Its program is one of programs.
 type containerSpec struct {
 	Name    string   `json:"name"`
 	Image   string   `json:"image"`
 	Command []string `json:"command"`
+	Args    []string `json:"args"`
 	Stdin   bool     `json:"stdin"`
 	TTY     bool     `json:"tty"`
 }
+
+// program returns the container's program and its arguments.
+func (c containerSpec) program() []string { return slices.Concat(c.Command, c.Args) }
 
 // parse parses the documents of one file.
 func parse(file string, data []byte) ([]*document, error) {
@@ -123,7 +127,7 @@ func (h *Huskd) start(ctx context.Context, d *document, wait bool, send func(*hu
 			}
 		}
 		ev := h.startContainers(p, d)
-		if err := send(ev); err != nil || ev.Settled {
+		if err := send(ev); err != nil || ev.Settled || !wait {
 			return err
 		}
 		<-ctx.Done() // wait until the client gives up: this pod never completes
@@ -239,7 +243,7 @@ func restartsAlways(d *document) bool {
 
 // exitOf returns the exit code of a pod that runs to completion: its command is "exit N".
 func exitOf(d *document) (code int, ends bool) {
-	c := d.Spec.Containers[0].Command
+	c := d.Spec.Containers[0].program()
 	if restartsAlways(d) || len(c) != 2 || c[0] != "exit" {
 		return 0, false
 	}

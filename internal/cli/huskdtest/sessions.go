@@ -202,7 +202,7 @@ func (h *Huskd) Attach(stream sessionStream) error {
 	h.mu.Unlock()
 	i := slices.IndexFunc(d.Spec.Containers, func(m containerSpec) bool { return m.Name == c.Name })
 	m := d.Spec.Containers[i]
-	start.Args = m.Command
+	start.Args = m.program()
 	start.Stdin, start.Tty = start.Stdin && m.Stdin, m.TTY
 	return h.converse(stream, start, c.Name)
 }
