@@ -79,17 +79,17 @@ func reload(d *daemon) {
 }
 
 // changedKeys returns the keys whose new values a reload doesn't apply.
-func changedKeys(old, new config.Config) (changed []string) {
-	before, now := old.Values(), new.Values()
-	for _, key := range slices.Sorted(maps.Keys(now)) {
-		if key != "log-level" && before[key] != now[key] {
+func changedKeys(before, now config.Config) (changed []string) {
+	had, has := before.Values(), now.Values()
+	for _, key := range slices.Sorted(maps.Keys(has)) {
+		if key != "log-level" && had[key] != has[key] {
 			changed = append(changed, key)
 		}
 	}
-	if !reflect.DeepEqual(old.Runtimes, new.Runtimes) {
+	if !reflect.DeepEqual(before.Runtimes, now.Runtimes) {
 		changed = append(changed, "runtimes")
 	}
-	if old.Tracing != new.Tracing {
+	if before.Tracing != now.Tracing {
 		changed = append(changed, "tracing")
 	}
 	return changed
