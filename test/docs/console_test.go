@@ -47,9 +47,9 @@ func (s step) startsHuskd() bool {
 }
 
 // TestConsole runs the documents' commands, each document on a node of its own, and compares the
-// output. Numbers may differ, runs of spaces count as one, and a line "…" matches any lines. For a
-// document that doesn't start huskd, huskd runs already, with the examples' image. Such a document
-// leaves the pod of examples/web.yaml running.
+// output. Numbers and the names of a Deployment's pods may differ, runs of spaces count as one, and
+// a line "…" matches any lines. For a document that doesn't start huskd, huskd runs already, with
+// the examples' image. Such a document leaves the pod of examples/web.yaml running.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	for _, file := range files(t, ".md") {
@@ -160,6 +160,8 @@ func matches(want, printed []string) bool {
 }
 
 var (
+	// pods matches what the name of a Deployment's pod ends in.
+	pods    = regexp.MustCompile(`-[0-9b-df-hj-np-tv-xz]{6,10}-[24-9b-df-hj-np-tv-xz]{5}\b`)
 	hexes   = regexp.MustCompile(`\b[0-9a-f]{12,}\b`)
 	times   = regexp.MustCompile(`[0-9]+(\.[0-9]+)? ?(ns|µs|ms|s|m)\b`)
 	numbers = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
@@ -167,6 +169,7 @@ var (
 
 // plain returns a line without the parts that vary between runs.
 func plain(line string) string {
+	line = pods.ReplaceAllString(line, "-HASH-ID")
 	line = times.ReplaceAllString(hexes.ReplaceAllString(line, "ID"), "0 s")
 	line = numbers.ReplaceAllString(line, "0")
 	return strings.Join(strings.Fields(line), " ")
@@ -178,6 +181,7 @@ func TestMatches(t *testing.T) {
 		ok            bool
 	}{
 		{"web  2/2  10.1.2.3", "web 1/1 10.201.0.2", true},
+		{"web-5d6f7c8b9-x2lhb 10.1.2.3", "web-584b6b45f6-mswh5 10.201.0.2", true},
 		{"loaded 2c4cd0bafa52 1.5MB", "loaded f07059e60954 2MB", true},
 		{"a\n…\nz", "a\nb\nc\nz", true},
 		{"…\nz", "z", true},

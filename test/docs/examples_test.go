@@ -50,6 +50,16 @@ var shows = map[string]func(t *testing.T, n *node.Node, address string){
 			return lacks(n.MustHusk("logs", "web", "-c", "visitor"), "web "+address)
 		})
 	},
+	"application.yaml": func(t *testing.T, n *node.Node, _ string) {
+		servers := map[string]bool{}
+		node.Eventually(t, 10*time.Second, func() string {
+			servers[n.MustHusk("exec", "deployment/hello", "--", "wget", "-q", "-O", "-", "http://hello/")] = true
+			if len(servers) < 3 {
+				return "three pods to answer"
+			}
+			return ""
+		})
+	},
 	"configured.yaml": func(t *testing.T, n *node.Node, address string) {
 		answers(t, n.Net(), address+":80", "/", "hello from a config map")
 		if got := n.MustHusk("exec", "configured", "--", "sh", "-c", "echo $PASSWORD"); got != "not that secret\n" {
@@ -136,9 +146,8 @@ func TestExamples(t *testing.T) {
 			}
 			n.MustHusk("run", "--wait", "--timeout", "1m", path)
 			fields := strings.Fields(strings.Split(n.MustHusk("ps", "-a"), "\n")[1])
-			name, address := fields[0], fields[len(fields)-1]
-			show(t, n, address)
-			n.MustHusk("rm", "-f", name)
+			show(t, n, fields[len(fields)-1])
+			n.MustHusk("rm", "-f", path)
 		})
 	}
 	d.Stop()
