@@ -2,6 +2,7 @@ package workload
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -207,6 +208,9 @@ func (p *planner) progress(hash string, measure int32, complete bool, s *Status,
 		s.Message = fmt.Sprintf("%d old pods are still to be removed", max(int32(old), s.Current-s.Desired))
 	default:
 		s.Message = fmt.Sprintf("%d of %d pods are available", s.Available, s.Desired)
+		if i := slices.IndexFunc(p.Pods, func(pod Pod) bool { return pod.Unfit != "" }); i >= 0 {
+			s.Message += ": " + p.Pods[i].Unfit
+		}
 	}
 	s.Phase = Progressing
 	if at.Complete {

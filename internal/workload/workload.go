@@ -208,8 +208,8 @@ type Pod struct {
 	Removing, Stopped bool
 	// Disrupted tells that a failed pod was evicted.
 	Disrupted bool
-	// Reason is why the pod isn't running or has failed.
-	Reason string
+	// Reason is why the pod isn't running or has failed, Unfit why it doesn't fit on the node.
+	Reason, Unfit string
 	// Restarts is the number of restarts of all its containers.
 	Restarts int32
 	// Exits are the exit codes of the containers that have ended, by their names.

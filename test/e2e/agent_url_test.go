@@ -94,7 +94,25 @@ func TestManifestURL(t *testing.T) {
 	if p := w.pod("one"); p.Containers[0].Started != began || !p.Ready {
 		t.Errorf("the remaining pod is %+v", p)
 	}
+	// Workloads follow the URL too.
+	pods := func(n int) {
+		t.Helper()
+		node.Eventually(t, 30*time.Second, func() string {
+			if got := w.podsOf("deployment/default/web"); len(got) != n || n > 0 && !got[0].Ready {
+				return fmt.Sprintf("the pods of the Deployment are %v, want %d", got, n)
+			}
+			return ""
+		})
+	}
+	answers(http.StatusOK, one+"---\n"+deployment("web", 2, "1"))
+	pods(2)
+	if r := n.Husk("rm", "deployment/web"); r.Code == 0 || !strings.Contains(r.Stderr, "is declared in "+url+": remove it there") {
+		t.Errorf("removing a declared workload: %+v", r)
+	}
+	answers(http.StatusOK, one+"---\n"+deployment("web", 1, "11"))
+	pods(1)
 	answers(http.StatusOK, "apiVersion: v1\nkind: List\nitems: []\n")
+	pods(0)
 	w.checkUnharmed("removal of all")
 	node.Eventually(t, 20*time.Second, func() string {
 		mu.Lock()

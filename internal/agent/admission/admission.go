@@ -1,5 +1,5 @@
-// Package admission decides which pods fit on the node. It adds up the CPU and memory requests of
-// the pods that run and refuses what would exceed the node's capacity.
+// Package admission decides which pods fit on the node. It counts the pods that run, adds up their
+// CPU and memory requests, and refuses what would exceed the node's capacity.
 package admission
 
 import (
@@ -26,7 +26,10 @@ type Ledger struct {
 type requests map[corev1.ResourceName]resource.Quantity
 
 // counted are the resources whose requests must not exceed the node's capacity.
-var counted = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
+var counted = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods}
+
+// OutOf begins the reasons of pods that don't fit, before the name of the resource.
+const OutOf = "OutOf"
 
 // Refusal is why a pod is not admitted or not resized: a reason of one word and a message. The
 // zero value is no refusal.
@@ -62,7 +65,10 @@ func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
 				if critical {
 					l.waiting[string(pod.UID)] = wanted
 				}
-				return Refusal{"OutOf" + string(name), fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it starts when enough is free", q.String(), name, used.String(), limit.String())}
+				if name == corev1.ResourcePods {
+					return Refusal{OutOf + string(name), fmt.Sprintf("the node runs at most %s pods, see max-pods in the configuration: it starts when another pod has ended", limit.String())}
+				}
+				return Refusal{OutOf + string(name), fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it starts when enough is free", q.String(), name, used.String(), limit.String())}
 			}
 		}
 	}
@@ -74,7 +80,9 @@ func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
 func (l *Ledger) Short(pod *corev1.Pod, others []*corev1.Pod) corev1.ResourceList {
 	limits := corev1.ResourceList{}
 	for _, name := range counted {
-		limits[name] = l.node().Allocatable[name]
+		if q := l.node().Allocatable[name]; !q.IsZero() { // or else it is unknown
+			limits[name] = q
+		}
 	}
 	return Short(limits, pod, others)
 }
@@ -152,8 +160,10 @@ func exceeds(used, request, limit resource.Quantity) bool {
 	return !request.IsZero() && !limit.IsZero() && sum.Cmp(limit) > 0
 }
 
+var onePod = resource.MustParse("1")
+
 func requestsOf(pod *corev1.Pod) requests {
-	out := requests{}
+	out := requests{corev1.ResourcePods: onePod}
 	for _, name := range counted {
 		if q := criconfig.Requested(pod, name); !q.IsZero() {
 			out[name] = q

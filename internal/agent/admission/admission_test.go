@@ -44,7 +44,7 @@ func TestAdmit(t *testing.T) {
 	admit(b, false, "OutOfcpu: the pod requests 600m of cpu; other pods have 1500m of the node's 2: it starts when enough is free")
 	admit(huge, false, "OutOfmemory: the pod requests 2Gi of memory; other pods have 512Mi of the node's 1Gi")
 	admit(nothing, false, "")
-	if l.Release("nothing") || !l.Release("a") || l.Release("a") {
+	if !l.Release("nothing") || !l.Release("a") || l.Release("a") {
 		t.Error("Release doesn't report what it freed")
 	}
 	admit(b, false, "")

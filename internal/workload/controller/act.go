@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/workload"
@@ -120,6 +122,9 @@ func view(p agent.Pod) workload.Pod {
 		Disrupted: p.Status.Reason == podplan.ReasonEvicted || p.Status.Reason == podplan.ReasonPreempting,
 		Reason:    p.Status.Reason,
 		Exits:     map[string]int32{},
+	}
+	if strings.HasPrefix(p.Status.Reason, admission.OutOf) {
+		out.Unfit = p.Status.Message
 	}
 	if p.Status.Message != "" {
 		out.Reason += ": " + p.Status.Message
