@@ -78,7 +78,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		})
 	}
 	all.Wait()
-	return errors.Join(append(failures, refused, s.Services.Note(parsed, send))...)
+	return errors.Join(errors.Join(failures...), refused, s.Services.Note(parsed, send))
 }
 
 func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, req *huskv1.RunRequest, send func(*huskv1.RunEvent) error) error {

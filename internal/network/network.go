@@ -69,7 +69,7 @@ type Config struct {
 	// invalid if the node doesn't.
 	Resolver netip.Addr
 	// PortTaken, if set, returns why a pod can't have a port of the node. It must not block.
-	PortTaken func(pod.PortMapping) error
+	PortTaken func(pod.PortMapping) error `json:"-"`
 	// Policy, if set, puts network policy in force for pods.
 	Policy Policy `json:"-"`
 	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's. Watch sets it for running pods

@@ -136,7 +136,7 @@ func (c *checker) completePorts(spec *corev1.ServiceSpec) {
 }
 
 // Endpoints reads an Endpoints object, as one slice for each of its subsets and address families.
-func Endpoints(from *corev1.Endpoints) (out []service.Slice, problems []Problem) {
+func Endpoints(from *corev1.Endpoints) (out []service.Slice, problems []Problem) { //nolint:staticcheck // manifests still have it
 	c := &checker{object: "Endpoints " + from.Namespace + "/" + from.Name}
 	for i := range from.Subsets {
 		subset := &from.Subsets[i]

@@ -60,6 +60,7 @@ spec:
 	}
 }
 
+//nolint:staticcheck // manifests still have Endpoints
 func TestEndpoints(t *testing.T) {
 	addr := netip.MustParseAddr
 	got, problems := Endpoints(read[corev1.Endpoints](t, `
