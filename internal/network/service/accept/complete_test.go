@@ -63,13 +63,14 @@ spec:
 //nolint:staticcheck // manifests still have Endpoints
 func TestEndpoints(t *testing.T) {
 	addr := netip.MustParseAddr
-	got, problems := Endpoints(read[corev1.Endpoints](t, `
+	from := `
 metadata: {namespace: default, name: db}
 subsets:
 - addresses: [{ip: 192.0.2.2, hostname: a}, {ip: "2001:db8::1"}, {ip: 127.0.0.1}]
   notReadyAddresses: [{ip: 192.0.2.1}]
   ports: [{port: 5432, name: sql}]
-`))
+`
+	got, problems := Endpoints(read[corev1.Endpoints](t, from)) //nolint:staticcheck // manifests still have it
 	ports := []service.EndpointPort{{Name: "sql", Protocol: service.TCP, Port: 5432}}
 	want := []service.Slice{
 		{Namespace: "default", Name: "db-0-ipv4", Service: "db", Ports: ports, Endpoints: []service.Endpoint{
