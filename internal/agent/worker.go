@@ -172,7 +172,7 @@ func (w *worker) checkAdmission(d *podplan.Decision, seen snapshot) {
 	force := seen.occupied() || w.launcher.creating || strings.HasPrefix(w.rec.Source, string(source.API))
 	if refusal := w.a.admitted.Admit(w.rec.Pod, force); refusal.Reason != "" {
 		d.Actions, d.Backoffs = nil, w.backoffs
-		d.Status.Reason, d.Status.Message = refusal.Reason, refusal.Message
+		d.Status.Reason, d.Status.Message, d.Status.Stuck = refusal.Reason, refusal.Message, refusal.Final
 		if pod := w.rec.Pod; criconfig.Critical(pod) {
 			w.a.background.Go(func() { w.a.preemptFor(pod) })
 		}

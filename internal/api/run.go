@@ -95,11 +95,15 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 	for {
 		ev := runEvent(p)
 		ev.Unchanged = unchanged
-		admitted := last == "" && !unchanged && !ev.Ready && ev.Progress == nil
+		stuck := req.Wait && p.Status.Stuck && !p.Status.Ready && len(p.Pulls) == 0
+		admitted := last == "" && !unchanged && !ev.Ready && ev.Progress == nil && !stuck
 		if admitted {
 			ev.Message = "admitted"
 		}
 		ev.Settled = waitIsOver(p)
+		if stuck {
+			ev.Phase, ev.Settled = string(podplan.PhaseFailed), true
+		}
 		done := !req.Wait || ev.Settled
 		if unchanged && (ev.Ready || !req.Wait) {
 			ev.Message = "unchanged"

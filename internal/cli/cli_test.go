@@ -75,6 +75,7 @@ func TestExamplesParse(t *testing.T) {
 			}
 			line, _, _ = strings.Cut(strings.TrimSuffix(line, ")"), " < ")
 			line, _, _ = strings.Cut(line, " > ")
+			line, _, _ = strings.Cut(line, " | ")
 			root := newRoot(&app{})
 			about, rest, err := root.Find(strings.Fields(line))
 			if err == nil {

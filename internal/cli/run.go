@@ -275,6 +275,9 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 	if v.errors.interrupted != nil {
 		_, _ = fmt.Fprintln(a.errs, "interrupted: the pods keep running, see husk ps -a")
 	}
+	for _, name := range v.failedPods() {
+		a.lastLines(c, name)
+	}
 	v.errors.add(v.unfinished(timeout))
 	v.errors.add(v.failed())
 	return v.errors.result()

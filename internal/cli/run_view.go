@@ -233,6 +233,17 @@ func (v *runView) unfinished(timeout time.Duration) error {
 	return fmt.Errorf("not %s within %s: %s: they keep running, see husk ps -a", missed, timeout, strings.Join(names, ", "))
 }
 
+// failedPods returns the names of the pods that failed.
+func (v *runView) failedPods() []string {
+	var names []string
+	for _, p := range v.pods {
+		if p.failed && p.kind == "pod" {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
 // failed returns an error that names the failed pods; nil if there are none.
 func (v *runView) failed() error {
 	var names []string

@@ -25,7 +25,7 @@ func TestCapacity(t *testing.T) {
 	}
 	most := fmt.Sprintf("memory: %dKi", kilobytes/10*6)
 	w.run(asks("huge", "cpu: 1000", ""))
-	w.awaitStatus(map[string]string{"huge": `OutOfcpu: the pod requests 1k of cpu; other pods have .* of the node's \d+: it starts when enough is free`})
+	w.awaitStatus(map[string]string{"huge": `OutOfcpu: the pod requests 1k of cpu, but the node has only \d+: request less`})
 	if out := w.MustHusk("ps"); !strings.Contains(out, "OutOfcpu") {
 		t.Error(out)
 	}

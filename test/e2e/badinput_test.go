@@ -283,9 +283,10 @@ func TestBadPod(t *testing.T) {
 	if got, want := w.pod("oom").Containers[0].Message, "it used more memory than its limit"; got != want {
 		t.Errorf("the message of the OOM-killed container is %q", got)
 	}
-	r := w.run(podOf("late", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]"), "--wait", "--timeout", "1s")
-	w.fails("run --wait", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1,
-		`husk: not ready within 1s: default/late \(ErrImageNeverPull: image localhost/absent:1 is not present, and .*\): they keep running, see husk ps -a`)
+	r := w.run(podOf("late", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]"), "--wait", "--timeout", "30s")
+	w.fails("run --wait", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: failed: default/late: see husk logs and husk ps -a`)
+	checkLines(t, "run --wait of an image that is not here", r.Stdout,
+		`pod default/late failed in .*: ErrImageNeverPull: image localhost/absent:1 is not present, and imagePullPolicy is Never: load it with husk image load`)
 	// A pod with restartPolicy Never whose program is missing has failed, so run --wait ends.
 	r = w.run(podOf("job", only("command: [/bin/absent]")+", restartPolicy: Never"), "--wait", "--timeout", "30s")
 	w.fails("run --wait of a job", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: failed: default/job: see husk logs and husk ps -a`)

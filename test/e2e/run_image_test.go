@@ -51,4 +51,5 @@ func TestRunImage(t *testing.T) {
 	}
 	w.MustHusk("delete", "pod", "web")
 	w.MustHusk("volume", "rm", "kept")
+	w.end()
 }

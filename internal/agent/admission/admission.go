@@ -33,7 +33,11 @@ const OutOf = "OutOf"
 
 // Refusal is why a pod is not admitted or not resized: a reason of one word and a message. The
 // zero value is no refusal.
-type Refusal struct{ Reason, Message string }
+type Refusal struct {
+	Reason, Message string
+	// Final tells that the pod asks for more than the node has.
+	Final bool
+}
 
 // NewLedger returns a ledger for the node, without pods.
 func NewLedger(node func() criconfig.Node) *Ledger {
@@ -65,10 +69,13 @@ func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
 				if critical {
 					l.waiting[string(pod.UID)] = wanted
 				}
-				if name == corev1.ResourcePods {
-					return Refusal{OutOf + string(name), fmt.Sprintf("the node runs at most %s pods, see max-pods in the configuration: it starts when another pod has ended", limit.String())}
+				switch {
+				case name == corev1.ResourcePods:
+					return Refusal{OutOf + string(name), fmt.Sprintf("the node runs at most %s pods, see max-pods in the configuration: it starts when another pod has ended", limit.String()), false}
+				case q.Cmp(limit) > 0:
+					return Refusal{OutOf + string(name), fmt.Sprintf("the pod requests %s of %s, but the node has only %s: request less", q.String(), name, limit.String()), true}
 				}
-				return Refusal{OutOf + string(name), fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it starts when enough is free", q.String(), name, used.String(), limit.String())}
+				return Refusal{OutOf + string(name), fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it starts when enough is free", q.String(), name, used.String(), limit.String()), false}
 			}
 		}
 	}
@@ -114,9 +121,9 @@ func (l *Ledger) Resize(pod *corev1.Pod) (refusal Refusal, freed bool) {
 		case q.Cmp(before) <= 0:
 			freed = freed || q.Cmp(before) < 0
 		case exceeds(resource.Quantity{}, q, limit):
-			return Refusal{corev1.PodReasonInfeasible, fmt.Sprintf("the pod requests %s of %s; the node has %s: the pod is not resized", q.String(), name, limit.String())}, false
+			return Refusal{corev1.PodReasonInfeasible, fmt.Sprintf("the pod requests %s of %s; the node has %s: the pod is not resized", q.String(), name, limit.String()), false}, false
 		case exceeds(used, q, limit):
-			return Refusal{corev1.PodReasonDeferred, fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it is resized when enough is free", q.String(), name, used.String(), limit.String())}, false
+			return Refusal{corev1.PodReasonDeferred, fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it is resized when enough is free", q.String(), name, used.String(), limit.String()), false}, false
 		}
 	}
 	l.admitted[uid] = wanted

@@ -42,7 +42,7 @@ func TestAdmit(t *testing.T) {
 	admit(a, false, "")
 	admit(a, false, "") // it is admitted already
 	admit(b, false, "OutOfcpu: the pod requests 600m of cpu; other pods have 1500m of the node's 2: it starts when enough is free")
-	admit(huge, false, "OutOfmemory: the pod requests 2Gi of memory; other pods have 512Mi of the node's 1Gi")
+	admit(huge, false, "OutOfmemory: the pod requests 2Gi of memory, but the node has only 1Gi: request less")
 	admit(nothing, false, "")
 	if !l.Release("nothing") || !l.Release("a") || l.Release("a") {
 		t.Error("Release doesn't report what it freed")

@@ -163,6 +163,9 @@ type Image struct {
 type Failure struct {
 	At              time.Time
 	Reason, Message string
+	// Final tells that a repetition fails too, unless someone changes something: an image or object
+	// that doesn't exist, or a setting that is not valid.
+	Final bool
 	// ExitCode is 126 if the program could not be executed and 127 if it was not found, as in a
 	// shell. Otherwise it is 0.
 	ExitCode int

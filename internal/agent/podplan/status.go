@@ -33,6 +33,8 @@ type Status struct {
 	// Initialized tells that the init containers have completed, Ready that all containers are
 	// ready.
 	Initialized, Ready bool
+	// Stuck tells that the pod won't start by waiting: Reason and Message say what to change.
+	Stuck bool
 	// Containers in their start order.
 	Containers []ContainerStatus
 	// Ephemeral are the ephemeral containers.
@@ -124,7 +126,31 @@ func (p reporter) status() Status {
 	}
 	out.Phase = p.phase(out.Initialized)
 	out.Reason, out.Message = p.reason(out)
+	out.Stuck = p.stuck(out)
 	return out
+}
+
+// stuck reports whether something failed for good that the pod can't start without. It is tried
+// again nevertheless, in case someone cures it.
+func (p reporter) stuck(s Status) bool {
+	if p.outcome != nil || p.Want != Run {
+		return false
+	}
+	if !p.sandboxUsable() && !p.o.Creating && p.o.SandboxFailure.Final {
+		return true
+	}
+	for i, c := range p.allContainers() {
+		cs := s.Containers[i]
+		reason, _ := p.imageReason(c)
+		switch {
+		case cs.State != Waiting:
+		case reason == reasonNeverPull, reason != "" && p.o.Images[c.Image].Failure.Final:
+			return true
+		case reason == "" && p.o.StartFailures[c.name].Final && p.o.StartFailures[c.name].At.Equal(p.backoffs[keyContainer(c.name)].Last):
+			return true
+		}
+	}
+	return false
 }
 
 // phase returns the phase of the pod. A pod has ended when none of its containers run. It is

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/container/containerstate"
@@ -61,9 +63,9 @@ func Addresses(st sandbox.Status, node func() []string) []string {
 
 // Failure returns err as the failure of an action that failed just now.
 func Failure(err error) podplan.Failure {
-	f := podplan.Failure{At: time.Now(), Message: err.Error()}
+	f := podplan.Failure{At: time.Now(), Message: err.Error(), Final: errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err)}
 	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {
-		f.ExitCode = refusal.Code
+		f.ExitCode, f.Final = refusal.Code, true
 	}
 	return f
 }

@@ -152,7 +152,6 @@ docker,podman  | network connect       => ! a pod's networks are in its manifest
 docker,podman  | network prune         => husk net gc NETWORK
 docker,podman  | volume create         => ! declare a PersistentVolumeClaim in a manifest
 docker,podman  | volume list           => husk volume ls
-docker,podman  | volume inspect        => husk volume ls -o yaml
 docker,podman  | volume prune          => husk volume rm NAME
 docker,podman  | secret                => husk objects ! declare a Secret in a manifest
 docker,podman  | secret ls             => husk objects
