@@ -1,6 +1,7 @@
 // Command bench compares huskd with containerd on a machine made of namespaces: both use the same
-// OCI runtime, image and kernel, and containerd has the CNI network that is usual for it. It prints
-// the figures that have goals and writes them to docs/performance.md.
+// OCI runtime, image and kernel, and containerd has the CNI network that is usual for it. For
+// Services, it compares huskd with kube-proxy. It prints the figures that have goals and writes them
+// to docs/performance.md.
 //
 // Run it with make bench from the top of the repository. It leaves only containerd's programs and
 // the reports, in out/bench.
@@ -72,6 +73,9 @@ func run(ctx context.Context, p plan) (err error) {
 	}
 	p.Peers = filepath.Join(p.Out, "bin")
 	if err := buildPeers(ctx, p.Peers); err != nil {
+		return err
+	}
+	if err := buildKubeProxy(ctx, p.Peers); err != nil {
 		return err
 	}
 	if p.Dir, err = os.MkdirTemp("", "husk-peers-"); err != nil {

@@ -61,6 +61,9 @@ func measure() (err error) {
 	if all.plugins, err = plugins(ctx, p); err != nil {
 		return err
 	}
+	if all.services, err = services(ctx, p); err != nil {
+		return err
+	}
 	lines := rows(all)
 	fmt.Print("\n" + plain(lines))
 	return writePage(p.Page, document(all, lines, describe()))

@@ -31,6 +31,10 @@ func plugins(ctx context.Context, p plan) (benchmarks, error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^BenchmarkAttach$/.|^BenchmarkPrograms$/^VERSION$|^BenchmarkPrograms$/^(husk-cni|ptp.*)$/^0$",
 		"-benchtime", strconv.Itoa(p.Rounds)+"x", "./internal/cni", "./internal/network/daemonless")
 	cmd.Env = append(os.Environ(), "HUSK_BENCH_NETNS=own")
+	return runBenchmarks(cmd)
+}
+
+func runBenchmarks(cmd *exec.Cmd) (benchmarks, error) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -13,6 +13,7 @@ type findings struct {
 	reports   map[string]report.Report
 	hostLocal hostLocalTimes
 	plugins   benchmarks
+	services  benchmarks
 }
 
 // row is a line of the table: a figure of containerd and of Husk, each nil if it wasn't measured.
@@ -85,7 +86,7 @@ func rows(f findings) []row {
 	made := source{"one", "containers", bench.CreateStart}
 	answer := source{"one", "agent", bench.Answers}
 	crowd := source{"crowd", f.held("agent"), bench.AllAnswer}
-	return []row{
+	out := []row{
 		ms("RunPodSandbox", source{"one", "pods", bench.RunPod}, part(1.0/15, "1/15")),
 		ms("the same with a shared PID namespace", source{"one", "shared", bench.RunPod}, part(0.1, "1/10")),
 		ms("StopPodSandbox and RemovePodSandbox", source{"one", "pods", bench.EndPod}, part(0.1, "1/10")),
@@ -121,6 +122,7 @@ func rows(f findings) []row {
 		fig("programs run for a container's life", "", source{"one", "containers", bench.Programs}, none),
 		fig("disk flushes for a container's life", "", source{"one", "containers", bench.Flushes}, none),
 	}
+	return append(out, serviceRows(f)...)
 }
 
 // held returns the title of a workload with several pods at a time, whatever their number.

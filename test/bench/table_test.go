@@ -52,7 +52,8 @@ func measuredSample() findings {
 	many := report.Report{Results: []report.Result{
 		{Workload: "list, 7 pods", Endpoint: huskName, Figures: []report.Figure{{Name: bench.MonitorMemory, Value: 0.5}}},
 	}}
-	return findings{map[string]report.Report{"one": one, "many": many}, hostLocalTimes{2, 198}, benchmarks{listInHuskd: {addUnit: 2.5}, listByPrograms: {addUnit: 75}}}
+	return findings{map[string]report.Report{"one": one, "many": many}, hostLocalTimes{2, 198}, benchmarks{listInHuskd: {addUnit: 2.5}, listByPrograms: {addUnit: 75}},
+		benchmarks{"Services/husk/10000": {"load-ms": 2000}, "Services/kube-proxy/10000": {"load-ms": 28000}}}
 }
 
 func TestRows(t *testing.T) {
