@@ -48,6 +48,7 @@ type PodNetwork struct {
 	Policy            string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
 	Proxy             string   `key:"service-proxy" help:"whether connections to Services are led to their endpoints, as by kube-proxy: on, off, or auto, which does so unless there is a kubeconfig and kube-proxy has rules on this node. Without a kubeconfig, the Services are those of manifests"`
 	ServiceSubnets    []string `key:"service-subnets" help:"without a kubeconfig, subnets of the addresses of Services: at most one IPv4 and one IPv6 prefix, outside of pod-subnets. A family that pod-subnets lack is not used"`
+	NodePortAddresses []string `key:"node-port-addresses" help:"prefixes of the node's addresses at which Services have node ports; empty for the node's primary addresses, or without a kubeconfig for all"`
 	NetworkKubeconfig string   `key:"network-kubeconfig" help:"kubeconfig by which the built-in network learns of a cluster's network policies, and with network-store kubernetes of its nodes, on a machine that huskd doesn't join to the cluster: beside a kubelet, whose own file will do, or with network-only. A node that has kubeconfig uses that one; empty for none"`
 	DNS               string   `key:"dns" help:"whether pods find each other by name: auto, which serves DNS to them unless there is a kubeconfig or cluster-dns, or off"`
 	PolicyLog         bool     `key:"network-policy-log" help:"log connections that network policies deny, with the names of the pods; at most ten a second"`
@@ -151,6 +152,18 @@ func (p *PodNetwork) ServicePrefixes() (out []netip.Prefix, err error) {
 	return out, nil
 }
 
+// NodePortPrefixes returns where the node's addresses with node ports are.
+func (p *PodNetwork) NodePortPrefixes() (out []netip.Prefix, err error) {
+	for _, text := range p.NodePortAddresses {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a prefix such as 192.0.2.0/24 or 192.0.2.1/32", text)
+		}
+		out = append(out, prefix.Masked())
+	}
+	return out, nil
+}
+
 // prefixes reads at most one prefix of each address family.
 func prefixes(texts []string) ([]netip.Prefix, error) {
 	var list []netip.Prefix
@@ -202,6 +215,9 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	}
 	if _, err := p.Prefixes(); err != nil {
 		bad("pod-subnets", "%w", err)
+	}
+	if _, err := p.NodePortPrefixes(); err != nil {
+		bad("node-port-addresses", "%w", err)
 	}
 	if _, err := p.ServicePrefixes(); err != nil && kubeconfig == "" && p.Proxy != ProxyOff {
 		bad("service-subnets", "%w", err)

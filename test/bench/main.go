@@ -1,7 +1,7 @@
 // Command bench compares huskd with containerd on a machine made of namespaces: both use the same
 // OCI runtime, image and kernel, and containerd has the CNI network that is usual for it. For
-// Services, it compares huskd with kube-proxy. It prints the figures that have goals and writes them
-// to docs/performance.md.
+// Services, it compares huskd with kube-proxy. It prints the figures that have goals and writes
+// them to docs/performance.md.
 //
 // Run it with make bench from the top of the repository. It leaves only containerd's programs and
 // the reports, in out/bench.

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
@@ -33,6 +35,8 @@ type Config struct {
 	Manifests declared.Config
 	Node      string
 	Log       *slog.Logger
+
+	nodePorts []netip.Prefix
 }
 
 // Proxy leads the connections of Services to their endpoints, unless another proxy does.
@@ -40,6 +44,7 @@ type Proxy struct {
 	balancer *balancer.Balancer // nil if another proxy does
 	table    *servicetable.Table
 	declared *declared.Services // nil unless manifests say which Services there are
+	auto     bool               // whether kube-proxy may lead connections instead
 	// note says that kube-proxy has rules on the node, or is empty.
 	note string
 }
@@ -51,7 +56,10 @@ func Open(cfg Config) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{table: table}
+	p := &Proxy{table: table, auto: cfg.Proxy == config.ProxyAuto}
+	if cfg.nodePorts, err = cfg.NodePortPrefixes(); err != nil {
+		return nil, errors.Join(fmt.Errorf("node-port-addresses: %w", err), table.Close())
+	}
 	switch {
 	case cfg.Proxy == config.ProxyOff:
 	case cfg.Connect != nil:
@@ -76,7 +84,7 @@ func (p *Proxy) openCluster(cfg Config) error {
 	case other != "" && cfg.Proxy == config.ProxyOn:
 		cfg.Log.Warn(besides(other))
 	case other != "":
-		p.note = fmt.Sprintf("services: huskd leaves them to kube-proxy, which has rules on this node (%s): end it, run kube-proxy --cleanup and restart huskd, or set service-proxy to off", other)
+		p.note = leftTo(other)
 		cfg.Log.Warn(p.note)
 		return nil
 	}
@@ -84,7 +92,8 @@ func (p *Proxy) openCluster(cfg Config) error {
 		Connect: cfg.Connect, Node: cfg.Node,
 		Mistaken: func(p accept.Problem) { cfg.Log.Warn("services: " + p.String()) },
 	}
-	p.balancer = balancer.New(balancer.Config{Source: source, Kernel: p.table, Log: cfg.Log})
+	p.balancer = balancer.New(balancer.Config{Source: source, Kernel: p.table, Log: cfg.Log, NodePorts: cfg.nodePorts})
+	cfg.Log.Info("services: huskd leads the connections of the cluster's Services")
 	return nil
 }
 
@@ -97,8 +106,12 @@ func (p *Proxy) openManifests(cfg Config) (err error) {
 	if p.declared, err = declared.New(of); err != nil {
 		return err
 	}
-	p.balancer = balancer.New(balancer.Config{Source: p.declared, Kernel: p.table, Log: cfg.Log})
+	p.balancer = balancer.New(balancer.Config{Source: p.declared, Kernel: p.table, Log: cfg.Log, NodePorts: cfg.nodePorts})
 	return nil
+}
+
+func leftTo(other string) string {
+	return fmt.Sprintf("services: huskd leaves them to kube-proxy, which has rules on this node (%s): end it, run kube-proxy --cleanup and restart huskd, or set service-proxy to off", other)
 }
 
 func besides(other string) string {
@@ -113,14 +126,18 @@ func (p *Proxy) Problems() (out []string) {
 	if p.balancer == nil {
 		return nil
 	}
-	if err := p.balancer.Problem(); err != nil {
-		out = append(out, err.Error())
+	problem, other := p.balancer.Problem(), ""
+	if p.declared == nil { // the Services of manifests are not kube-proxy's
+		// It may have been started since.
+		other, _ = servicetable.OtherProxy()
 	}
-	if p.declared != nil {
-		return out // its Services are not kube-proxy's
+	if other != "" && p.auto && errdefs.IsPermissionDenied(problem) {
+		return []string{leftTo(other)}
 	}
-	// kube-proxy may have been started since.
-	if other, err := servicetable.OtherProxy(); err == nil && other != "" {
+	if problem != nil {
+		out = append(out, problem.Error())
+	}
+	if other != "" {
 		out = append(out, besides(other))
 	}
 	return out

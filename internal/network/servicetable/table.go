@@ -326,13 +326,17 @@ func (t *Table) commit(c *change) error {
 // synchronize compares the kernel with what is wanted, and makes it so.
 func (t *Table) synchronize() error {
 	t.unsure = true
+	f, err := t.kernel.read()
+	if err != nil {
+		return err
+	}
+	if !t.loaded {
+		t.former = f.led()
+	}
+	t.unchecked = true
 	if t.wanted.empty() {
 		err := t.teardown()
 		t.unsure = err != nil
-		return err
-	}
-	f, err := t.kernel.read()
-	if err != nil {
 		return err
 	}
 	agree := func() error {
@@ -349,10 +353,7 @@ func (t *Table) synchronize() error {
 	if err == nil {
 		err = t.sweep()
 	}
-	if !t.loaded {
-		t.former = f.led()
-	}
-	t.unsure, t.unchecked = err != nil, true
+	t.unsure = err != nil
 	t.loaded = t.loaded || err == nil
 	return err
 }
