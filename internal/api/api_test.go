@@ -26,6 +26,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podlogs"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/api/serviceapi"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/hosttest"
@@ -98,7 +99,8 @@ func serve(t *testing.T) served {
 	s := served{ended: make(chan struct{})}
 	server := grpc.NewServer(grpc.UnaryInterceptor(Unary), grpc.StreamInterceptor(Stream))
 	Register(server, Config{
-		Agent: a, Containers: containers, Sandboxes: sandboxes, Images: images, Runtime: "runc 1.1.5", Root: dir,
+		Services: &serviceapi.Server{},
+		Agent:    a, Containers: containers, Sandboxes: sandboxes, Images: images, Runtime: "runc 1.1.5", Root: dir,
 		Objects: objects.New(objects.Config{Journal: records, Deliver: func(source.Set, manifest.Objects) {}}),
 		State:   state, Node: "n",
 		Doctor: func(context.Context) []*huskv1.Check { return []*huskv1.Check{{Name: "kernel", Level: "ok"}} },
