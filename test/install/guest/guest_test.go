@@ -253,7 +253,7 @@ func save(t *testing.T) {
 // rules, namespaces and sysctls.
 func inventory(t *testing.T) (all []string) {
 	t.Helper()
-	ignored := regexp.MustCompile(`^/(etc/ld.so.cache|var/(lib/(dpkg|apt|systemd)|cache|log|tmp)|run/(systemd|udev|dbus|log|utmp|user|lock|mount|credentials|initramfs)|root|proc|sys|dev|tmp)`)
+	ignored := regexp.MustCompile(`^/(etc/ld.so.cache|var/(lib/(dpkg|apt|systemd)|cache|log|tmp)|run/(agetty.reload|systemd|udev|dbus|log|utmp|user|lock|mount|credentials|initramfs)|root|proc|sys|dev|tmp)`)
 	err := filepath.WalkDir("/", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
