@@ -60,7 +60,6 @@ spec:
 	}
 }
 
-//nolint:staticcheck // manifests still have Endpoints
 func TestEndpoints(t *testing.T) {
 	addr := netip.MustParseAddr
 	from := `
