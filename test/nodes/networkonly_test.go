@@ -104,13 +104,23 @@ func runtimeConf(name string) *libcni.RuntimeConf {
 	}
 }
 
-// add makes a namespace, unless there is one, and attaches it.
+// add attaches a pod that answers.
 func (r *runtime) add(name string) {
 	r.t.Helper()
-	if r.Run("test", "-e", "/run/netns/"+name).Code != 0 {
+	p := r.attach(runtimeConf(name))
+	p.serve(r.t)
+	r.pods = append(r.pods, p)
+}
+
+// attach makes a namespace, unless there is one, and attaches it.
+func (r *runtime) attach(conf *libcni.RuntimeConf) *host {
+	r.t.Helper()
+	name := conf.ContainerID
+	if r.Run("test", "-e", conf.NetNS).Code != 0 {
 		r.Must("ip", "netns", "add", name)
+		r.Must("ip", "-n", name, "link", "set", "lo", "up") // as runtimes do
 	}
-	got, err := r.cni.AddNetworkList(r.t.Context(), r.configured(), runtimeConf(name))
+	got, err := r.cni.AddNetworkList(r.t.Context(), r.configured(), conf)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -118,7 +128,7 @@ func (r *runtime) add(name string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	p := &host{name: name + " of " + r.Uplink.Name(), netns: r.Path("/run/netns/" + name)}
+	p := &host{name: name + " of " + r.Uplink.Name(), netns: r.Path(conf.NetNS)}
 	for _, ip := range result.IPs {
 		addr, _ := netip.AddrFromSlice(ip.Address.IP)
 		p.addresses = append(p.addresses, addr.Unmap())
@@ -126,17 +136,21 @@ func (r *runtime) add(name string) {
 	for _, i := range result.Interfaces {
 		p.mtu = i.Mtu
 	}
-	p.serve(r.t)
-	r.pods = append(r.pods, p)
+	return p
 }
 
 // remove detaches a pod and removes its namespace.
 func (r *runtime) remove(name string) {
 	r.t.Helper()
-	if err := r.cni.DelNetworkList(r.t.Context(), r.configured(), runtimeConf(name)); err != nil {
+	r.detach(runtimeConf(name))
+}
+
+func (r *runtime) detach(conf *libcni.RuntimeConf) {
+	r.t.Helper()
+	if err := r.cni.DelNetworkList(r.t.Context(), r.configured(), conf); err != nil {
 		r.t.Error(err)
 	}
-	r.Must("ip", "netns", "del", name)
+	r.Must("ip", "netns", "del", conf.ContainerID)
 }
 
 func code(err error) uint {

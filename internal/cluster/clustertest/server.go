@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -56,11 +57,22 @@ type event struct {
 	text    string
 }
 
-// New starts a server, which stops with the test.
+// New starts a server on the loopback, which stops with the test.
 func New(t testing.TB) *Server {
 	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewOn(t, listener)
+}
+
+// NewOn starts a server, which stops with the test, on a listener that it closes.
+func NewOn(t testing.TB, listener net.Listener) *Server {
+	t.Helper()
 	s := &Server{t: t, objects: map[string]Object{}, newer: make(chan struct{}), version: 1, missing: map[string]bool{}}
-	s.http = httptest.NewServer(http.HandlerFunc(s.serve))
+	s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(s.serve)}}
+	s.http.Start()
 	t.Cleanup(func() {
 		s.http.CloseClientConnections()
 		s.http.Close()
