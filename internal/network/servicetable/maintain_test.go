@@ -46,10 +46,11 @@ func TestWhatOthersChangeIsPutBack(t *testing.T) {
 		l.table.Maintain(ctx, slog.New(slog.DiscardHandler))
 		close(ended)
 	}()
-	defer func() {
+	stop := func() {
 		cancel()
 		<-ended
-	}()
+	}
+	defer stop()
 	for _, change := range othersChanges() {
 		netnstest.Run(t, l.node, append([]string{"nft"}, change...)...)
 		began := time.Now()
@@ -68,6 +69,7 @@ func TestWhatOthersChangeIsPutBack(t *testing.T) {
 			t.Errorf("after nft %s: %s", change, got)
 		}
 	}
+	stop() // before open closes its sockets
 	// While huskd runs, others can't change the table of a kernel that has owners.
 	must(t, l.table.Teardown())
 	l.open()
