@@ -215,11 +215,13 @@ func TestRunReportsEveryError(t *testing.T) {
 func TestRunWaits(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
-	stream, err := s.Run(s.ctx, &huskv1.RunRequest{File: "-", Manifest: []byte(yaml("a", "")), Wait: true})
+	// No registry is there, but one may come.
+	pulls := strings.NewReplacer("reg.test", "127.0.0.1:1", "Never", "IfNotPresent")
+	stream, err := s.Run(s.ctx, &huskv1.RunRequest{File: "-", Manifest: []byte(pulls.Replace(yaml("a", ""))), Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for message := ""; !strings.HasPrefix(message, "ErrImageNeverPull: "); {
+	for message := ""; !strings.HasPrefix(message, "ErrImagePull: "); {
 		ev, err := stream.Recv()
 		if err != nil {
 			t.Fatal(err)
@@ -235,8 +237,16 @@ func TestRunWaits(t *testing.T) {
 	want(t, err, codes.Aborted, "was stopped during the wait")
 	short, cancel := context.WithTimeout(s.ctx, 50*time.Millisecond)
 	defer cancel()
-	_, err = s.run(short, yaml("b", ""), true)
+	_, err = s.run(short, pulls.Replace(yaml("b", "")), true)
 	want(t, err, codes.DeadlineExceeded, "")
+	// An image that is never pulled doesn't come by itself: the wait is over.
+	events, err := s.run(s.ctx, yaml("c", ""), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := events[len(events)-1]; !last.Settled || last.Phase != "Failed" || !strings.HasPrefix(last.Message, "ErrImageNeverPull: ") {
+		t.Errorf("the last event is %v", last)
+	}
 }
 
 func TestContainersThatAreNotRunning(t *testing.T) {
