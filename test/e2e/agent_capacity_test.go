@@ -30,7 +30,7 @@ func TestCapacity(t *testing.T) {
 		t.Error(out)
 	}
 	for _, command := range []string{"events", "describe"} {
-		if out := w.MustHusk(command, "huge"); !strings.Contains(out, "OutOfcpu") || !strings.Contains(out, "it starts when enough is free") {
+		if out := w.MustHusk(command, "huge"); !strings.Contains(out, "OutOfcpu") || !strings.Contains(out, "the node has only") {
 			t.Errorf("husk %s: %s", command, out)
 		}
 	}
