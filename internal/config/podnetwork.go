@@ -215,12 +215,11 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	}
 	if _, err := p.Prefixes(); err != nil {
 		bad("pod-subnets", "%w", err)
+	} else if _, err := p.ServicePrefixes(); err != nil && kubeconfig == "" && p.Proxy != ProxyOff {
+		bad("service-subnets", "%w", err)
 	}
 	if _, err := p.NodePortPrefixes(); err != nil {
 		bad("node-port-addresses", "%w", err)
-	}
-	if _, err := p.ServicePrefixes(); err != nil && kubeconfig == "" && p.Proxy != ProxyOff {
-		bad("service-subnets", "%w", err)
 	}
 	p.checkBGP(p.Backend, bad)
 	p.checkEtcd(p.Store == StoreEtcd || p.Store == StoreFlannel, bad)
