@@ -65,8 +65,10 @@ func addSystemd(root *Initrd) error {
 		if err != nil {
 			return err
 		}
-		// The machine's programs are where make install puts them.
-		root.File(name, 0o644, bytes.ReplaceAll(body, []byte("=/usr/bin/"), []byte("=/usr/local/bin/")))
+		if strings.HasSuffix(name, "/huskd.service") { // its programs are where make install puts them
+			body = bytes.ReplaceAll(body, []byte("=/usr/bin/"), []byte("=/usr/local/bin/"))
+		}
+		root.File(name, 0o644, body)
 	}
 	for name, body := range map[string]string{
 		configured + "tests.service": testsUnit, "/etc/husk/huskd.toml": huskdConfig,
