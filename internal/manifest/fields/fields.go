@@ -178,7 +178,33 @@ var containerFields = []Field{
 var Remedies = map[string]string{
 	"metadata.deletionTimestamp": "set by an API server: remove it, or the whole manifest if the pod should not run",
 	"spec.ephemeralContainers":   "only an API server can add these, to a running pod: use husk exec",
+
+	"spec.volumes[].gitRepo": "no longer in Kubernetes: clone it in an init container, to an emptyDir",
+	"spec.volumes[].nfs":     "not supported: mount it on the node, and use a hostPath",
+
+	"spec.volumes[].awsElasticBlockStore": driverVolume,
+	"spec.volumes[].azureDisk":            driverVolume,
+	"spec.volumes[].azureFile":            driverVolume,
+	"spec.volumes[].cephfs":               driverVolume,
+	"spec.volumes[].cinder":               driverVolume,
+	"spec.volumes[].csi":                  driverVolume,
+	"spec.volumes[].fc":                   driverVolume,
+	"spec.volumes[].flexVolume":           driverVolume,
+	"spec.volumes[].flocker":              driverVolume,
+	"spec.volumes[].gcePersistentDisk":    driverVolume,
+	"spec.volumes[].glusterfs":            driverVolume,
+	"spec.volumes[].iscsi":                driverVolume,
+	"spec.volumes[].photonPersistentDisk": driverVolume,
+	"spec.volumes[].portworxVolume":       driverVolume,
+	"spec.volumes[].quobyte":              driverVolume,
+	"spec.volumes[].rbd":                  driverVolume,
+	"spec.volumes[].scaleIO":              driverVolume,
+	"spec.volumes[].storageos":            driverVolume,
+	"spec.volumes[].vsphereVolume":        driverVolume,
 }
+
+// driverVolume is the message for volumes that a storage driver or a cloud provides.
+const driverVolume = "storage drivers are not supported: without a cluster, use a persistentVolumeClaim, which is a directory of the node, or a hostPath"
 
 // NotSupported is the message for all other refused fields.
 const NotSupported = "not supported yet: remove it"
