@@ -14,8 +14,8 @@ func Reference() string {
 	b.WriteString(`# Pod manifests
 
 A manifest is a YAML or JSON file with one or more documents. Each document is a Kubernetes v1 Pod, PodList or List of
-pods, a workload, an object such as a ConfigMap that any pod may reference, or an object [without effect](#objects-
-without-effect). Manifests are parsed strictly: if a field doesn't exist, is set twice or is not in one of the tables
+pods, a [workload](#workloads), one of the [other objects](#other-objects) such as a Service or a ConfigMap, or an object
+[without effect](#objects-without-effect). Manifests are parsed strictly: if a field doesn't exist, is set twice or is not in one of the tables
 below, the whole file is refused, with a line for each problem. A field with an empty value (false, 0, an empty string
 or list, null) counts as absent.
 `)
@@ -38,5 +38,6 @@ or list, null) counts as absent.
 		}
 	}
 	b.WriteString(workloadReference())
+	b.WriteString(objectReference())
 	return b.String()
 }

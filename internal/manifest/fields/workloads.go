@@ -186,21 +186,25 @@ func (w Workload) Lookup(pattern string) (Coverage, string) {
 // workloadReference returns the part of the reference page about workloads.
 func workloadReference() string {
 	var b strings.Builder
-	table := func(fields []Field) {
-		b.WriteString("\n| field | meaning |\n|---|---|\n")
-		for _, f := range fields {
-			meaning := escape.Replace(f.Meaning)
-			if f.How == Ignored {
-				meaning = "no effect: " + meaning
-			}
-			fmt.Fprintf(&b, "| `%s` | %s |\n", f.Path, meaning)
-		}
-	}
 	b.WriteString("\n## Workloads\n\n[Workloads](../workloads.md) describes what huskd does with them. All kinds have these fields:\n")
-	table(metadata)
+	b.WriteString(table(metadata))
 	for _, w := range workloads {
 		fmt.Fprintf(&b, "\n### %s (%s)\n\nThe fields of a pod below `%s` are those of `metadata` and `spec` above.\n", w.Kind, w.APIVersion, w.Template)
-		table(w.Fields)
+		b.WriteString(table(w.Fields))
+	}
+	return b.String()
+}
+
+// table returns a table of fields of workloads and other objects.
+func table(fields []Field) string {
+	var b strings.Builder
+	b.WriteString("\n| field | meaning |\n|---|---|\n")
+	for _, f := range fields {
+		meaning := escape.Replace(f.Meaning)
+		if f.How == Ignored {
+			meaning = "no effect: " + meaning
+		}
+		fmt.Fprintf(&b, "| `%s` | %s |\n", f.Path, meaning)
 	}
 	return b.String()
 }
