@@ -65,8 +65,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 		} else {
 			changed, ok := inPlace(pod, rec.declared())
 			if !ok || rec.Source != d.source {
-				return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
-					"pod %s exists with another manifest (from %s): husk run --replace replaces it, husk rm -f %s removes it", name, rec.Source, name))
+				return nil, nil, a.occupied(rec, d.source)
 			}
 			if err := w.change(changed); err != nil {
 				return nil, nil, err
@@ -94,6 +93,21 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 	}
 	w.start()
 	return w, nil, nil
+}
+
+// occupied returns the error for a pod from a source whose name the pod of rec has. Only a pod of
+// the same source can be replaced. The caller holds a.mu.
+func (a *Agent) occupied(rec record, from string) error {
+	name := nameOf(rec.Pod)
+	text := fmt.Sprintf("pod %s exists already, from %s: rename one", name, rec.Source)
+	if at, ok := a.declaredAt(rec); ok {
+		text = fmt.Sprintf("pod %s is declared in %s: change it there, or rename one", name, at)
+	} else if rec.Source == string(source.Run) && from != rec.Source {
+		text = fmt.Sprintf("pod %s was started by husk run: husk rm -f %s removes it, and this one starts then", name, name)
+	} else if rec.Source == from {
+		text = fmt.Sprintf("pod %s exists with another manifest (from %s): husk run --replace replaces it, husk rm -f %s removes it", name, rec.Source, name)
+	}
+	return errdefs.ErrAlreadyExists.WithMessage(text)
 }
 
 // Replace removes the pod of that name, so that this one can be applied. It does nothing if the
@@ -138,7 +152,10 @@ func (a *Agent) Remove(ctx context.Context, uid string) error {
 		return err
 	}
 	rec := w.record()
-	if at, ok := a.declaredAt(rec); ok {
+	a.mu.RLock()
+	at, ok := a.declaredAt(rec)
+	a.mu.RUnlock()
+	if ok {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is declared in %s: remove it there, or husk stop %s", w.name(), at, rec.Pod.Name))
 	}
 	if rec.Want != podplan.Remove {

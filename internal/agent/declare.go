@@ -182,10 +182,8 @@ func (a *Agent) reportRefused(kind source.Kind, name, text string) {
 	a.cfg.Log.Error("agent: declared pod "+text, "pod", name, "source", d.source)
 }
 
-// declaredAt returns where a pod comes from, if it is still declared there.
+// declaredAt returns where a pod comes from, if it is still declared there. The caller holds a.mu.
 func (a *Agent) declaredAt(rec record) (at string, ok bool) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
 	for kind, declared := range a.declared {
 		if at, is := strings.CutPrefix(rec.Source, string(kind)); is {
 			_, ok := declared[nameOf(rec.Pod)]

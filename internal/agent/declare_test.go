@@ -32,6 +32,20 @@ func (h *harness) waitGone(uid string) {
 	}
 }
 
+// wantRefusal checks why a changed pod a of a source isn't run, with --replace or without.
+func (h *harness) wantRefusal(from, why string) {
+	h.t.Helper()
+	changed := parse(h.t, "a", ", labels: {changed: by-hand}")
+	for range 2 {
+		if _, _, err := h.Apply(h.ctx(), changed, nil, from); !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), why) {
+			h.t.Errorf("from %s: %v, want %s", from, err, why)
+		}
+		if err := h.Replace(changed, from); err != nil {
+			h.t.Error(err)
+		}
+	}
+}
+
 func (h *harness) uid(name string) string {
 	h.t.Helper()
 	p, _, err := h.Find(name)
@@ -94,12 +108,15 @@ func TestDeclareNameInUse(t *testing.T) {
 	if p, err := h.Get(existing); err != nil || p.Want != "run" || h.names() != "a" {
 		t.Errorf("%q: %v, %v", h.names(), p.Want, err)
 	}
+	h.wantRefusal("file:/m/a.yaml", "was started by husk run: husk rm -f default/a removes it, and this one starts then")
 	if err := h.Remove(h.ctx(), existing); err != nil {
 		t.Fatal(err)
 	}
 	if p, _, err := h.Find("a"); err != nil || p.Source != "file:/m/a.yaml" {
 		t.Errorf("after the removal: %v, %v", p.Source, err)
 	}
+	// husk run --replace can't replace it, so the refusal doesn't say so.
+	h.wantRefusal("run", "pod default/a is declared in /m/a.yaml: change it there, or rename one")
 	// A pod that is no longer declared is removed, and nothing takes its place.
 	uid := h.uid("a")
 	h.Declare(source.Set{Kind: source.File})

@@ -31,7 +31,9 @@ func dryRun(file manifest.File, pods *agent.Agent, known manifest.Objects, strea
 		message := "would be started"
 		if p, _, err := pods.Find(podName(pod)); err == nil {
 			message = "would be changed, in place or with --replace"
-			if equality.Semantic.DeepEqual(p.Manifest.Spec, pod.Spec) {
+			if p.Source != sourceRun {
+				message = "would be refused, because it exists already, from " + p.Source
+			} else if equality.Semantic.DeepEqual(p.Manifest.Spec, pod.Spec) {
 				message = "would stay as it is"
 			}
 		}
