@@ -11,6 +11,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -269,12 +270,8 @@ func yamlDocuments(data []byte) ([]*Node, error) {
 			return out, nil
 		}
 		if err != nil {
-			found := yamlLine.FindStringSubmatch(err.Error())
-			if found == nil {
-				return nil, syntaxf(0, "YAML: %v", err)
-			}
-			line, _ := strconv.Atoi(found[1])
-			return nil, syntaxf(line, "YAML: %s", strings.TrimPrefix(err.Error(), found[0]))
+			line, text := splitYAMLError(err)
+			return nil, syntaxf(mistakenLine(data, line, text), "YAML: %s", text)
 		}
 		c := yamlConverter{done: map[*yaml.Node]*Node{}}
 		n, err := c.convert(&doc, 0)
@@ -286,6 +283,60 @@ func yamlDocuments(data []byte) ([]*Node, error) {
 		}
 		if n.Kind != Null {
 			out = append(out, n)
+		}
+	}
+}
+
+// splitYAMLError returns the line that the library reports, 0 if none, and the text without it.
+func splitYAMLError(err error) (line int, text string) {
+	found := yamlLine.FindStringSubmatch(err.Error())
+	if found == nil {
+		return 0, err.Error()
+	}
+	line, _ = strconv.Atoi(found[1])
+	return line, strings.TrimPrefix(err.Error(), found[0])
+}
+
+// maxSearched is the size in bytes up to which the line of a mistake is searched. It bounds the
+// time: a search parses the file about fifteen times.
+const maxSearched = 256 << 10
+
+// mistakenLine returns the line of a mistake for which the library reports another: often that
+// where the block around the mistake begins, or the one before. It is the last line of the shortest
+// beginning of the file that can't be parsed for the same reason. What isn't closed, such as a
+// quote, is reported where it begins.
+func mistakenLine(data []byte, reported int, text string) int {
+	if len(data) > maxSearched {
+		return reported
+	}
+	var ends []int // of lines
+	for i, c := range data {
+		if c == '\n' {
+			ends = append(ends, i+1)
+		}
+	}
+	if n := len(ends); n == 0 || ends[n-1] < len(data) {
+		ends = append(ends, len(data))
+	}
+	mistaken := func(lines int) bool { return yamlFault(data[:ends[lines-1]]) == text }
+	// The reported line is at most one after that where the block begins, unless that is the first.
+	before := min(max(0, reported-2), len(ends)-1)
+	if before > 0 && mistaken(before) {
+		before = 0
+	}
+	return before + 1 + sort.Search(len(ends)-before-1, func(i int) bool { return mistaken(before + 1 + i) })
+}
+
+// yamlFault returns why data can't be parsed; "" if it can.
+func yamlFault(data []byte) string {
+	for dec := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		err := dec.Decode(&yaml.Node{})
+		if errors.Is(err, io.EOF) {
+			return ""
+		}
+		if err != nil {
+			_, text := splitYAMLError(err)
+			return text
 		}
 	}
 }
