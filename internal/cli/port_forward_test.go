@@ -125,6 +125,26 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
+// TestPortForwardTaken checks that a port of localhost that another program has on one address isn't
+// forwarded on the other.
+func TestPortForwardTaken(t *testing.T) {
+	t.Parallel()
+	_, env := serve(t, web("cat", false))
+	for _, taken := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", taken)
+		if err != nil { // no IPv6
+			continue
+		}
+		f := startForwarding(t, env, "web", fmt.Sprintf("%d:80", l.Addr().(*net.TCPAddr).Port))
+		code, errs := f.end()
+		_ = l.Close()
+		want := fmt.Sprintf("husk: can't listen: listen tcp %s: bind: address already in use: stop what listens there, or name another port, as in :80\n", l.Addr())
+		if code != 1 || errs != want {
+			t.Errorf("exit code %d, %q", code, errs)
+		}
+	}
+}
+
 func TestTopOnTerminal(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"google.golang.org/grpc/codes"
 
@@ -75,25 +76,50 @@ func (f *Forwarding) Run(ctx context.Context) error {
 	return f.serve(ctx, found, listeners)
 }
 
+// freePortTries is how often a free port is chosen that must be free on several addresses.
+const freePortTries = 10
+
 // listen listens on a port of all addresses. If local is 0, they share the same free port.
-func (f *Forwarding) listen(local uint16, remote int32) (listeners []listener, err error) {
+func (f *Forwarding) listen(local uint16, remote int32) ([]listener, error) {
+	for try := 1; ; try++ {
+		listeners, err := f.tryListen(local, remote)
+		if err == nil {
+			for _, l := range listeners {
+				f.print(f.Out, fmt.Sprintf("Forwarding from %s -> %d", l.Addr(), remote))
+			}
+			return listeners, nil
+		}
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+		if local != 0 || !errors.Is(err, syscall.EADDRINUSE) || try == freePortTries {
+			return nil, err
+		}
+	}
+}
+
+// tryListen returns the listeners that it opened, also with an error. Either address of Localhost
+// may be missing on this machine, but neither may be another program's: clients of localhost would
+// reach that program.
+func (f *Forwarding) tryListen(local uint16, remote int32) (listeners []listener, err error) {
 	for _, address := range f.Addresses {
 		hosts := []string{address}
 		if address == Localhost {
 			hosts = []string{"127.0.0.1", "::1"}
 		}
-		var opened int
+		opened := 0
 		var failures []error
 		for _, host := range hosts {
 			l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(local))))
-			if err != nil {
+			switch {
+			case errors.Is(err, syscall.EADDRINUSE):
+				return listeners, fmt.Errorf("can't listen: %w: stop what listens there, or name another port, as in :%d", err, remote)
+			case err != nil:
 				failures = append(failures, fmt.Errorf("can't listen: %w", err))
 				continue
 			}
-			at := l.Addr().(*net.TCPAddr)
-			local = uint16(at.Port)
-			listeners = append(listeners, listener{l, at.Port, remote})
-			f.print(f.Out, fmt.Sprintf("Forwarding from %s -> %d", at, remote))
+			local = uint16(l.Addr().(*net.TCPAddr).Port)
+			listeners = append(listeners, listener{l, int(local), remote})
 			opened++
 		}
 		if opened == 0 {
