@@ -280,7 +280,7 @@ func (l *ledger) checkPort(port pod.PortMapping) error {
 	for _, other := range l.ports[port.HostPort] {
 		for _, theirs := range plan.Mappings(other.Attachment) {
 			if plan.Clash(port, theirs) {
-				return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: pod %v has it; stop that pod or use another hostPort", port.HostPort, port.Protocol, other.Attachment.Pod))
+				return &pod.PortInUseError{Port: port, By: fmt.Sprintf("pod %v has it; stop that pod or use another hostPort", other.Attachment.Pod)}
 			}
 		}
 	}

@@ -1,9 +1,12 @@
 package pod
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 	"time"
+
+	"github.com/containerd/errdefs"
 )
 
 // Protocol is the protocol of a forwarded port, in lower case as in CNI's portMappings.
@@ -25,6 +28,20 @@ type PortMapping struct {
 	HostPort uint16     `json:"hostPort"`
 	Port     uint16     `json:"containerPort"`
 }
+
+// PortInUseError is an error of the kind unavailable: something else on the node has a hostPort.
+type PortInUseError struct {
+	Port PortMapping
+	By   string // what has the port, and what to do
+}
+
+// Error names the port.
+func (e *PortInUseError) Error() string {
+	return fmt.Sprintf("host port %d/%s is in use on this node: %s", e.Port.HostPort, e.Port.Protocol, e.By)
+}
+
+// Unwrap makes errdefs.IsUnavailable true.
+func (e *PortInUseError) Unwrap() error { return errdefs.ErrUnavailable }
 
 // Attachment is a request of a sandbox to a network: for one interface in its network namespace.
 // Sandbox and IfName identify it.

@@ -58,7 +58,7 @@ func TestCapacity(t *testing.T) {
 	}
 	w.run(port("one"), "--wait")
 	w.run(port("two"))
-	w.awaitStatus(map[string]string{"two": `CreatePodSandboxError: .*8080/tcp.*`})
+	w.awaitStatus(map[string]string{"two": `PortInUse: .*8080/tcp.*`})
 	if out := w.MustHusk("events", "two"); !strings.Contains(out, "8080/tcp") {
 		t.Error(out)
 	}

@@ -89,7 +89,7 @@ func TestConfigMapChange(t *testing.T) {
 	w := testEnvOn(t, n, node.Flags("--manifests", dir))
 	write(t, n, "manifests/pod.yaml", podOf("waits", "volumes: [{name: s, configMap: {name: settings}}], "+
 		only("env: [{name: C, valueFrom: {configMapKeyRef: {name: settings, key: color}}}], volumeMounts: [{name: s, mountPath: /s}, {name: s, mountPath: /part, subPath: color}], command: [sleep, '1000']")))
-	p := w.eventually("waits", "waiting", func(p listed) bool { return p.Reason == "ContainerCreating" && p.Message != "" })
+	p := w.eventually("waits", "waiting", func(p listed) bool { return p.Reason == "FailedMount" && p.Message != "" })
 	if !strings.Contains(p.Message, "config map default/settings not found: husk run its manifest") {
 		t.Errorf("the waiting pod's message is %q", p.Message)
 	}

@@ -268,9 +268,9 @@ func TestBadPod(t *testing.T) {
 		{"noexec", only("command: [/etc/passwd]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*"/etc/passwd": permission denied`},
 		{"nodir", only("command: [/bin/true], workingDir: /etc/passwd"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*/etc/passwd: not a directory`},
 		{"nouser", only("securityContext: {runAsNonRoot: true}"), `CreateContainerConfigError: container "c": securityContext.runAsNonRoot: true, but the image runs as root: set runAsUser`},
-		{"nohost", "volumes: [{name: v, hostPath: {path: /absent, type: Directory}}], " + only("volumeMounts: [{name: v, mountPath: /v}]"), `ContainerCreating: volume v: hostPath type check failed: it isn.t of type Directory: stat /absent: no such file or directory`},
-		{"noport", only(fmt.Sprintf("ports: [{containerPort: 80, hostPort: %d}]", foreign.Addr().(*net.TCPAddr).Port)), `CreatePodSandboxError: .*host port \d+/tcp is in use on this node: a process listens on .*; stop it or use another hostPort`},
-		{"taker", only("ports: [{containerPort: 80, hostPort: 8080}]"), `CreatePodSandboxError: .*host port 8080/tcp .*default/keeper.*`},
+		{"nohost", "volumes: [{name: v, hostPath: {path: /absent, type: Directory}}], " + only("volumeMounts: [{name: v, mountPath: /v}]"), `FailedMount: volume v: hostPath type check failed: it isn.t of type Directory: stat /absent: no such file or directory`},
+		{"noport", only(fmt.Sprintf("ports: [{containerPort: 80, hostPort: %d}]", foreign.Addr().(*net.TCPAddr).Port)), `PortInUse: .*host port \d+/tcp is in use on this node: a process listens on .*; stop it or use another hostPort`},
+		{"taker", only("ports: [{containerPort: 80, hostPort: 8080}]"), `PortInUse: .*host port 8080/tcp .*default/keeper.*`},
 		{"oom", only("command: [/bin/sh, -c, 'tail /dev/zero'], resources: {limits: {memory: 16Mi}}") + ", restartPolicy: Never", `OOMKilled: `},
 		{"exits", only("command: [/bin/sh, -c, 'exit 3']"), `CrashLoopBackOff: back-off 10s restarting failed container c`},
 	} {

@@ -71,6 +71,9 @@ func TestHostPortOfProcess(t *testing.T) {
 	path := w.manifest("a", 80, ports8080, "")
 	w.MustHusk("run", path)
 	w.waitMessage("a", "host port 8080/tcp is in use on this node: a process listens on 127.0.0.1:8080")
+	if out := w.MustHusk("ps"); !strings.Contains(out, " PortInUse ") {
+		t.Errorf("husk ps shows\n%s", out)
+	}
 	_ = process.Close()
 	w.MustHusk("run", "--wait", path)
 	w.reaches("node", w.Net(), "tcp4", "127.0.0.1", 8080, "a 10.88.0.1")

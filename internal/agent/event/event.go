@@ -142,7 +142,7 @@ func Diff(pod, uid string, before, after podplan.Status) []Event {
 			add("", after.Phase == podplan.PhaseFailed, "Pod"+string(after.Phase), "%s", message)
 		case !ended && after.Message != "" && !slices.ContainsFunc(out, func(e Event) bool { return e.Message == after.Message }) && !containerHasMessage(after):
 			reason, message := after.Reason, after.Message
-			if reason == "CreatePodSandboxError" {
+			if reason == "CreatePodSandboxError" || reason == podplan.ReasonPort {
 				reason, message = "FailedCreatePodSandBox", "Failed to create pod sandbox: "+message
 			}
 			add("", true, reason, "%s", message)

@@ -45,6 +45,9 @@ const (
 	maxDelay        = 300 * time.Second
 	minSandboxDelay = time.Second
 	maxSandboxDelay = 60 * time.Second
+	// maxPortDelay is that of a sandbox whose host port is taken. Nothing says when a program stops
+	// listening on it, and who stops the program expects the pod.
+	maxPortDelay = 5 * time.Second
 	// steadyRun is the length of a run after which earlier failures no longer count.
 	steadyRun = 10 * time.Minute
 )
@@ -158,7 +161,11 @@ func (p *planner) sandboxBackingOff() bool {
 		b.Count = 0
 	}
 	p.backoffs[keySandbox] = b
-	if p.backingOff(keySandbox, b.sandboxDelay()) {
+	delay := b.sandboxDelay()
+	if p.o.SandboxFailure.Reason == ReasonPort && !failed.Before(b.Last) {
+		delay = min(delay, maxPortDelay)
+	}
+	if p.backingOff(keySandbox, delay) {
 		return true
 	}
 	p.backoffs[keySandbox] = Backoff{Count: b.Count + 1, Last: p.now}

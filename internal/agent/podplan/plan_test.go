@@ -379,6 +379,10 @@ func TestSandboxFailures(t *testing.T) {
 		{name: "waited", containers: "a", now: 6, change: failed(1, 4, 5), actions: "sandbox+0"},
 		{name: "failed slowly", containers: "a", now: 100, change: failed(3, 4, 99), next: 103},
 		{name: "failed often", containers: "a", now: 10, change: failed(9, 4, 5), next: 65},
+		{name: "port taken for long", containers: "a", now: 10, change: func(s *Spec, o *Observed) {
+			failed(9, 4, 8)(s, o)
+			o.SandboxFailure.Reason = ReasonPort
+		}, next: 13, status: "Pending(PortInUse) a=Waiting/ContainerCreating"},
 		{name: "attempts continue", containers: "a", observed: "sb4:stopped", now: 10, change: failed(1, 4, 5), actions: "sandbox+5"},
 		{name: "lost soon after its creation", containers: "a", observed: "sb0:stopped", now: 5, change: failed(3, 4, 0), next: 8},
 		{name: "lost later", containers: "a", observed: "sb0:stopped", now: 64, change: failed(3, 4, 0), actions: "sandbox+1"},
@@ -410,10 +414,10 @@ func TestStartFailures(t *testing.T) {
 	for _, c := range []planCase{
 		{name: "waits", containers: "a b", observed: "sb0 b.0:run", now: 5, change: failed("", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError b=Running"},
 		{name: "with its reason", containers: "a", observed: "sb0", now: 5, change: failed("CreateContainerConfigError", 5), next: 15, status: "Pending(CreateContainerConfigError) a=Waiting/CreateContainerConfigError"},
-		{name: "by a volume", containers: "a", observed: "sb0", now: 5, change: failed(ReasonMount, 5), next: 15, status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "by a volume", containers: "a", observed: "sb0", now: 5, change: failed(ReasonMount, 5), next: 15, status: "Pending(FailedMount) a=Waiting/ContainerCreating"},
 		{name: "by a volume, init container", containers: "i:x a", observed: "sb0", now: 5, change: func(_ *Spec, o *Observed) {
-			o.StartFailures["x"] = Failure{At: at(5), Reason: ReasonMount}
-		}, next: 15, status: "Pending(Init:0/1) x=Waiting/PodInitializing a=Waiting/PodInitializing"},
+			o.StartFailures["x"] = Failure{At: at(5), Reason: ReasonMount, Message: "no such claim"}
+		}, next: 15, status: "Pending(Init:FailedMount) x=Waiting/PodInitializing a=Waiting/PodInitializing"},
 		{name: "waited", containers: "a", observed: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
 		{name: "after a crash", containers: "a", observed: "sb0 a.0:exit=1@4", now: 5, change: failed("", 5), next: 15},
 		{name: "before a crash", containers: "a", observed: "sb0 a.0:exit=1@20", now: 20, change: func(_ *Spec, o *Observed) {

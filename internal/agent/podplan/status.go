@@ -88,9 +88,13 @@ const (
 	reasonSandbox      = "CreatePodSandboxError"
 )
 
-// ReasonMount is the reason of a failure to set up a volume. As with a kubelet, the container is
-// still being created then.
+// ReasonMount is the reason of a pod with a volume that can't be set up. As with a kubelet, the
+// container is still being created then.
 const ReasonMount = "FailedMount"
+
+// ReasonPort is the reason of a failure to create a sandbox, because something else on the node has
+// one of its host ports.
+const ReasonPort = "PortInUse"
 
 // The reasons of a pod that was evicted: it used too much, or had to make way for a critical pod.
 const (
@@ -199,6 +203,8 @@ func (p reporter) reason(s Status) (reason, message string) {
 		case cs.State == Waiting && cs.Reason != reasonInitializing && cs.Reason != reasonCreating,
 			cs.State == Terminated && (p.shouldRestart(Container{Name: c.name, State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
 			return initPrefix(c) + cs.Reason, cs.Message
+		case cs.State == Waiting && p.mountFailed(c, cs):
+			return initPrefix(c) + ReasonMount, cs.Message
 		case c.init && !s.Initialized:
 			return fmt.Sprintf("Init:%d/%d", done, len(p.Pod.Spec.InitContainers)), cs.Message
 		case cs.State == Waiting:
@@ -206,6 +212,12 @@ func (p reporter) reason(s Status) (reason, message string) {
 		}
 	}
 	return "", ""
+}
+
+// mountFailed reports whether a container waits for a volume that can't be set up.
+func (p reporter) mountFailed(c podContainer, s ContainerStatus) bool {
+	f := p.o.StartFailures[c.name]
+	return f.Reason == ReasonMount && s.Message != "" && s.Message == f.Message
 }
 
 func initPrefix(c podContainer) string {

@@ -11,6 +11,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
@@ -66,6 +67,9 @@ func Failure(err error) podplan.Failure {
 	f := podplan.Failure{At: time.Now(), Message: err.Error(), Final: errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err)}
 	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {
 		f.ExitCode, f.Final = refusal.Code, true
+	}
+	if _, ok := errors.AsType[*pod.PortInUseError](err); ok {
+		f.Reason = podplan.ReasonPort
 	}
 	return f
 }

@@ -85,6 +85,9 @@ func (s *Status) addInit(p *huskv1.Pod) bool {
 	}
 	if word == "Init" {
 		word = fmt.Sprintf("Init:%d/%d", done, count)
+		if p.Reason != "" && !isProgress(p.Reason) {
+			word = p.Reason
+		}
 	}
 	s.Word = word
 	return true
@@ -115,6 +118,8 @@ func (s *Status) addContainers(p *huskv1.Pod) {
 		s.Total++
 		s.addRestarts(c)
 		switch {
+		case c.State == waiting && isProgress(c.Reason) && s.Word != p.Phase:
+			// The pod or another container has a problem.
 		case c.State == waiting && c.Reason != "":
 			s.Word = c.Reason
 		case c.State == terminated:
@@ -173,6 +178,9 @@ func (s Status) RestartsText(now time.Time) string {
 
 // Style returns the colour for the status: red if someone should look.
 func (s Status) Style() Style {
+	if isProgress(s.Word) {
+		return Soon
+	}
 	switch s.Word {
 	case running:
 		if s.Ready < s.Total {
@@ -181,14 +189,17 @@ func (s Status) Style() Style {
 		return Good
 	case completed, "Succeeded", stopped:
 		return Faint
-	case "Pending", waiting, terminating, "NotReady", "ContainerCreating", "PodInitializing":
-		return Soon
-	}
-	var done, count int
-	if n, _ := fmt.Sscanf(s.Word, "Init:%d/%d", &done, &count); n == 2 {
+	case "Pending", waiting, terminating, "NotReady":
 		return Soon
 	}
 	return Bad
+}
+
+// isProgress reports whether a reason means that the pod is on its way to start.
+func isProgress(reason string) bool {
+	var done, count int
+	n, _ := fmt.Sscanf(reason, "Init:%d/%d", &done, &count)
+	return n == 2 || reason == "ContainerCreating" || reason == "PodInitializing"
 }
 
 // ContainerStatus returns the status of one container.

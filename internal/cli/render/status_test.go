@@ -55,6 +55,10 @@ func TestStatus(t *testing.T) {
 		"init done":              {"Running", "", []*c{initDone, up}, "Running", "1/1", Good},
 		"sidecar":                {"Running", "", []*c{sidecar, initDone, up}, "Running", "2/2", Good},
 		"sidecar, then init":     {"Pending", "", []*c{sidecar, initUp, appWaits}, "Init:1/2", "1/2", Soon},
+		"port in use":            {"Pending", "PortInUse", []*c{creating}, "PortInUse", "0/1", Bad},
+		"port in use, init":      {"Pending", "PortInUse", []*c{initWaits, appWaits}, "PortInUse", "0/1", Bad},
+		"volume of init":         {"Pending", "Init:FailedMount", []*c{initDone, initWaits, appWaits}, "Init:FailedMount", "0/1", Bad},
+		"second one's image":     {"Pending", "", []*c{creating, {State: "Waiting", Reason: "ImagePullBackOff"}}, "ImagePullBackOff", "0/2", Bad},
 		"sidecar crashes first":  {"Pending", "", []*c{{Init: true, Sidecar: true, State: "Waiting", Reason: "CrashLoopBackOff"}, appWaits}, "Init:CrashLoopBackOff", "0/2", Bad},
 	} {
 		s := StatusOf(&huskv1.Pod{Phase: x.phase, Reason: x.reason, Containers: x.containers})

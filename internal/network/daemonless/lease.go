@@ -212,7 +212,7 @@ func (t *tx) checkConflicts(r *record) error {
 		c := t.ports.Cursor()
 		for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
 			if theirs, holder := parsePort(k, v); plan.Clash(m, theirs) {
-				return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: %s has it; stop that pod or use another hostPort", m.HostPort, m.Protocol, t.nameOf(holder)))
+				return &pod.PortInUseError{Port: m, By: fmt.Sprintf("%s has it; stop that pod or use another hostPort", t.nameOf(holder))}
 			}
 		}
 	}

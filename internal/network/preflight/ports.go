@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -28,7 +27,7 @@ func PortsFree(ports []pod.PortMapping) error {
 				continue
 			}
 			if where, ok := listener(p, addr); ok {
-				return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: a process listens on %v; stop it or use another hostPort", p.HostPort, p.Protocol, where))
+				return &pod.PortInUseError{Port: p, By: fmt.Sprintf("a process listens on %v; stop it or use another hostPort", where)}
 			}
 		}
 	}

@@ -290,7 +290,7 @@ func (s *Services) Taken(m pod.PortMapping) error {
 	for _, o := range s.Effective() {
 		for _, p := range o.Spec.Ports {
 			if p.NodePort == int32(m.HostPort) && strings.EqualFold(string(p.Protocol), string(m.Protocol)) {
-				return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: %v has it as its node port; use another hostPort", m.HostPort, m.Protocol, Object{Service: o}))
+				return &pod.PortInUseError{Port: m, By: fmt.Sprintf("%v has it as its node port; use another hostPort", Object{Service: o})}
 			}
 		}
 	}
