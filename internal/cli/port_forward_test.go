@@ -125,8 +125,8 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
-// TestPortForwardTaken checks that a port of localhost that another program has on one address isn't
-// forwarded on the other.
+// TestPortForwardTaken checks that a port of localhost that another program has on one address
+// isn't forwarded on the other.
 func TestPortForwardTaken(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
