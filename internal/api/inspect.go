@@ -29,6 +29,7 @@ type podDocument struct {
 	Reason          string              `json:"Reason,omitempty" doc:"why it isn't running, in one word"`
 	Message         string              `json:"Message,omitempty" doc:"why it isn't running, in one line"`
 	Ready           bool                `json:"Ready" doc:"all containers are ready"`
+	WaitsFor        []string            `json:"WaitsFor,omitempty" doc:"what it waits for until it is ready, a line for each"`
 	Conditions      []conditionDocument `json:"Conditions" doc:"conditions of the pod"`
 	IPs             []string            `json:"IPs" doc:"addresses, the primary one first"`
 	HostNetwork     bool                `json:"HostNetwork" doc:"it uses the node's network namespace"`
@@ -89,8 +90,20 @@ type containerDocument struct {
 	Finished  time.Time       `json:"FinishedAt,omitzero"`
 	LogPath   string          `json:"LogPath,omitempty" doc:"log file, in CRI's format"`
 	Cgroup    string          `json:"Cgroup,omitempty"`
+	Last      *runDocument    `json:"LastRun,omitempty" doc:"its newest run that has ended, other than the one whose end is its state"`
 	Probes    *probesDocument `json:"Probes,omitempty" doc:"state of the probes of the newest run"`
 	Steps     []pod.Step      `json:"Steps,omitempty" doc:"steps of this run with their durations, since huskd started"`
+}
+
+// runDocument is a run of a container that has ended.
+type runDocument struct {
+	ID        string    `json:"Id"`
+	Reason    string    `json:"Reason,omitempty" doc:"how it ended: Completed, Error, OOMKilled or another word of the runtime"`
+	Message   string    `json:"Message,omitempty"`
+	ExitCode  int       `json:"ExitCode"`
+	OOMKilled bool      `json:"OOMKilled" doc:"the kernel killed it because of its memory limit"`
+	Started   time.Time `json:"StartedAt,omitzero"`
+	Finished  time.Time `json:"FinishedAt,omitzero"`
 }
 
 // Inspect returns everything known about a pod or a container, as JSON.
@@ -122,6 +135,7 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 	if out.Message == "" {
 		out.Message = p.Problem
 	}
+	out.WaitsFor = waitsFor(p)
 	out.Conditions = []conditionDocument{
 		{"PodReadyToStartContainers", p.Status.SandboxReady}, {"Initialized", p.Status.Initialized},
 		{"ContainersReady", p.Status.Ready}, {"Ready", p.Status.Ready},
@@ -149,6 +163,7 @@ func (s *Server) containerDocument(p agent.Pod, c podplan.ContainerStatus) conta
 		ID: c.ID, Name: c.Name, Pod: p.Name(), Image: c.Image, State: string(c.State), Reason: c.Reason, Message: c.Message,
 		Ready: c.Ready, Restarts: c.Restarts, ExitCode: c.ExitCode, Started: c.Started, Finished: c.Finished,
 	}
+	out.Last = lastRun(p, c)
 	if h := c.Health; h != (podplan.Health{}) {
 		out.Probes = &probesDocument{h.Startup, h.Liveness, h.Readiness, h.PostStart, h.Message}
 	}
@@ -169,6 +184,22 @@ func (s *Server) containerDocument(p agent.Pod, c podplan.ContainerStatus) conta
 	return out
 }
 
+// lastRun returns the newest run of a container that has ended, unless its end is the container's
+// state.
+func lastRun(p agent.Pod, c podplan.ContainerStatus) *runDocument {
+	for _, run := range p.Runs(c.Name) {
+		if run.Exit.At.IsZero() || run.ID == c.ID && c.State == podplan.Terminated {
+			continue
+		}
+		out := &runDocument{ID: run.ID, Reason: run.Reason, Message: run.Message, ExitCode: run.Exit.Code, OOMKilled: run.Exit.OOMKilled, Started: run.Started, Finished: run.Exit.At}
+		if out.Reason == "" {
+			out.Reason = podplan.ExitReason(out.ExitCode, out.OOMKilled)
+		}
+		return out
+	}
+	return nil
+}
+
 // InspectReference returns the reference page of Inspect's documents in Markdown.
 func InspectReference() string {
 	var b strings.Builder
@@ -178,7 +209,7 @@ func InspectReference() string {
 		of    any
 	}{
 		{"A pod", podDocument{}}, {"Its `NetworkSettings`", pod.NetworkSettings{}}, {"One of its `Networks`", pod.Endpoint{}},
-		{"Its `Sandbox`", sandboxDocument{}}, {"A container", containerDocument{}}, {"Its `Probes`", probesDocument{}}, {"One of a pod's `Conditions`", conditionDocument{}},
+		{"Its `Sandbox`", sandboxDocument{}}, {"A container", containerDocument{}}, {"Its `LastRun`", runDocument{}}, {"Its `Probes`", probesDocument{}}, {"One of a pod's `Conditions`", conditionDocument{}},
 		{"One of the `Steps`", pod.Step{}},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| field | type | meaning |\n|---|---|---|\n", d.title)

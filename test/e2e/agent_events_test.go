@@ -53,6 +53,7 @@ func TestDescribe(t *testing.T) {
 		for _, want := range []string{
 			`Name: +default/ill`, `Source: +run`, `Status: +Running.*`, `Conditions: +PodReadyToStartContainers=yes, Initialized=yes, ContainersReady=no, Ready=no`,
 			`Network: +10\.201\.\S+, fd68:\S+, mtu \d+, on the node \S+, namespace /run/netns/husk-[\w-]+`, `Container c:`, `  Ready: +no`, `  Restarts: +[1-9]`,
+			`Waits for: +the (readiness probe|next start|start) of container c.*`, `  Last state: +Terminated \w+ \w+ ago, exit code 1(43|37), after .*`,
 			`  Liveness: +\w+; tcp :81 every 1s after 0s, timeout 1s, 1 successes, 3 failures`, `  Readiness: +\w+; exec test -e /tmp/x every 1s .*`,
 			`  Mount: +/v from v, read-only`, `Volume v: an empty directory in memory`, `Events:`,
 			`  .* Normal +SandboxReady +pod +its addresses are .*`, `  .* Normal +Started +container c +Container started`,

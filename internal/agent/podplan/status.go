@@ -288,12 +288,15 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 }
 
 func exitReason(run Container) string {
+	return cmp.Or(run.Reason, ExitReason(run.ExitCode, run.OOMKilled))
+}
+
+// ExitReason returns the reason of the end of a run for which the runtime gives none.
+func ExitReason(code int, oomKilled bool) string {
 	switch {
-	case run.Reason != "":
-		return run.Reason
-	case run.OOMKilled:
+	case oomKilled:
 		return reasonOOM
-	case run.ExitCode == 0:
+	case code == 0:
 		return reasonCompleted
 	}
 	return reasonError

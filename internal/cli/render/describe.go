@@ -16,7 +16,7 @@ import (
 type described struct {
 	Name, Uid, Source, Phase, Reason, Message string
 	HostNetwork                               bool
-	IPs                                       []string
+	IPs, WaitsFor                             []string
 	Created                                   time.Time
 	Conditions                                []struct {
 		Type string
@@ -35,9 +35,16 @@ type described struct {
 type describedContainer struct {
 	Name, Id, Image, State, Reason, Message, LogPath string
 	Ready                                            bool
+	OOMKilled                                        bool
 	RestartCount, ExitCode, Pid                      int
 	StartedAt, FinishedAt                            time.Time
-	Probes                                           struct{ Startup, Liveness, Readiness, Message string }
+	LastRun                                          *struct {
+		Reason, Message       string
+		OOMKilled             bool
+		ExitCode              int
+		StartedAt, FinishedAt time.Time
+	}
+	Probes struct{ Startup, Liveness, Readiness, Message string }
 }
 
 // Description returns the text of husk describe for a document of Inspect and the events of the
@@ -84,8 +91,10 @@ func (p *described) head(b *strings.Builder, now time.Time) {
 	for _, c := range p.Conditions {
 		conditions = append(conditions, c.Type+"="+yesNo(c.Met))
 	}
-	network := "the node's"
-	if !p.HostNetwork && p.NetworkSettings.SandboxKey != "" {
+	network := "not attached"
+	if p.HostNetwork {
+		network = "the node's"
+	} else if p.NetworkSettings.SandboxKey != "" {
 		network = strings.Join(p.IPs, ", ")
 		if p.Sandbox.HostLink != "" {
 			network = fmt.Sprintf("%s, mtu %d, on the node %s", network, p.Sandbox.MTU, p.Sandbox.HostLink)
@@ -93,7 +102,7 @@ func (p *described) head(b *strings.Builder, now time.Time) {
 		network += ", namespace " + p.NetworkSettings.SandboxKey
 	}
 	pairs(b, "", "Name", p.Name, "UID", p.Uid, "Source", p.Source, "Age", Age(now.Sub(p.Created)),
-		"Status", strings.TrimSpace(p.Phase+" "+p.Reason), "Message", p.Message, "Conditions", strings.Join(conditions, ", "),
+		"Status", strings.TrimSpace(p.Phase+" "+p.Reason), "Message", p.Message, "Waits for", strings.Join(p.WaitsFor, "; "), "Conditions", strings.Join(conditions, ", "),
 		"IPs", strings.Join(p.IPs, ", "), "Network", network, "Sandbox", strings.TrimSpace(p.Sandbox.Id+" "+p.Sandbox.State), "Cgroup", p.Sandbox.Cgroup)
 }
 
@@ -107,9 +116,13 @@ func (p *described) container(b *strings.Builder, c describedContainer, now time
 	case c.State == "Running":
 		state += fmt.Sprintf(" for %s, process %d", Age(now.Sub(c.StartedAt)), c.Pid)
 	case c.State == "Terminated":
-		state += fmt.Sprintf(" %s ago, exit code %d", Age(now.Sub(c.FinishedAt)), c.ExitCode)
+		state += ended(now, c.StartedAt, c.FinishedAt, c.ExitCode, c.OOMKilled)
 	}
-	pairs(b, "  ", "Image", c.Image, "ID", c.Id, "State", state, "Message", c.Message, "Ready", yesNo(c.Ready), "Restarts", fmt.Sprint(c.RestartCount), "Log", c.LogPath)
+	last, lastMessage := "", ""
+	if run := c.LastRun; run != nil {
+		last, lastMessage = "Terminated "+run.Reason+ended(now, run.StartedAt, run.FinishedAt, run.ExitCode, run.OOMKilled), run.Message
+	}
+	pairs(b, "  ", "Image", c.Image, "ID", c.Id, "State", state, "Message", c.Message, "Last state", last, "Last message", lastMessage, "Ready", yesNo(c.Ready), "Restarts", fmt.Sprint(c.RestartCount), "Log", c.LogPath)
 	spec := p.spec(c.Name)
 	if spec == nil {
 		return
@@ -126,6 +139,18 @@ func (p *described) container(b *strings.Builder, c describedContainer, now time
 		}
 		pairs(b, "  ", "Mount", text)
 	}
+}
+
+// ended describes the end of a run.
+func ended(now, started, finished time.Time, code int, oom bool) string {
+	text := fmt.Sprintf(" %s ago, exit code %d", Age(now.Sub(finished)), code)
+	if !started.IsZero() {
+		text += ", after " + Elapsed(finished.Sub(started))
+	}
+	if oom {
+		text += ": the kernel killed it because of its memory limit"
+	}
+	return text
 }
 
 func (p *described) spec(name string) *corev1.Container {
@@ -173,6 +198,12 @@ func (p *described) volumes(b *strings.Builder) {
 			text = "fields of the pod"
 		case v.Projected != nil:
 			text = "config maps, secrets and fields of the pod"
+		case v.PersistentVolumeClaim != nil:
+			text = "claim " + v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			text = "a claim of its own"
+		case v.Image != nil:
+			text = "image " + v.Image.Reference
 		case v.EmptyDir != nil && v.EmptyDir.Medium != "":
 			text = "an empty directory in " + strings.ToLower(string(v.EmptyDir.Medium))
 		case v.EmptyDir != nil:
