@@ -134,8 +134,8 @@ func (s *Store) enter() (exit func(), err error) {
 	return s.ops.Done, nil
 }
 
-// commit records the images of an operation, all or none, and returns each
-// image once.
+// commit records the images of an operation, all or none, and returns each image once, with
+// those of its names that the operation has given it.
 func (s *Store) commit(op *database.Operation, list ...namedEntry) ([]Image, error) {
 	s.changing.Lock()
 	defer s.changing.Unlock()
@@ -156,7 +156,13 @@ func (s *Store) commit(op *database.Operation, list ...namedEntry) ([]Image, err
 	s.flusher.flush(ids...)
 	var images []Image
 	for _, id := range ids {
-		images = append(images, s.index.image(id))
+		img := s.index.image(id)
+		unnamed := func(name string) bool {
+			return !slices.ContainsFunc(list, func(n namedEntry) bool { return n.id == id && slices.Contains(n.names, name) })
+		}
+		img.Tags = slices.DeleteFunc(slices.Clone(img.Tags), unnamed)
+		img.Digests = slices.DeleteFunc(slices.Clone(img.Digests), unnamed)
+		images = append(images, img)
 	}
 	return images, nil
 }

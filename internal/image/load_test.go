@@ -142,6 +142,11 @@ func TestLoadNames(t *testing.T) {
 			t.Errorf("get %s: %s %v, want %s", name, found.ID, err, id)
 		}
 	}
+	// What is loaded is reported without the names that an image had.
+	again, err := s.Load(t.Context(), bytes.NewReader(archiveOf(t, testimage.Named{Image: a, Names: []string{"reg.example/web:v2"}})), nil)
+	if err != nil || len(again) != 1 || !slices.Equal(again[0].Tags, []string{"reg.example/web:v2"}) {
+		t.Errorf("loaded again under one of its names: %+v, %v", again, err)
+	}
 	// A name moves to the image that the last archive gives it to.
 	if _, err := s.Load(t.Context(), bytes.NewReader(dockerArchiveOf(t, testimage.Named{Image: c, Names: []string{"web:latest"}})), nil); err != nil {
 		t.Fatal(err)

@@ -77,6 +77,11 @@ func TestPullByDigest(t *testing.T) {
 	if got.ID != img.ID() || !slices.Equal(got.Tags, []string{name}) || len(got.Digests) != 1 {
 		t.Errorf("pulled by tag afterwards: %+v", got)
 	}
+	// The image is reported by the name that was pulled, not by all that it has.
+	stable := r.push(t, "web", "stable", img)
+	if got = mustPull(t, s, stable); !slices.Equal(got.Tags, []string{stable}) {
+		t.Errorf("pulled by another tag: %+v", got)
+	}
 }
 
 func TestPullForPlatform(t *testing.T) {

@@ -27,6 +27,9 @@ const (
 	firstBackoff = 100 * time.Millisecond
 )
 
+// localhost begins the names of images that were built on the node, as by podman and buildah.
+const localhost = "localhost"
+
 // Retry calls try until it succeeds, fails with an error that isn't transient, or has
 // failed several times in a row without progress. It pauses between attempts.
 func Retry(ctx context.Context, try func() (progress bool, err error)) error {
@@ -89,6 +92,8 @@ func (r *Registry) Explain(err error) error {
 		return unavailable("the certificate of registry %s is not trusted (%s): put its CA certificate into %s/ca.crt", r.name, oneLine(err), dir)
 	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"): // net/http has no type for it
 		return unavailable("registry %s speaks plain http: allow that with server = \"http://%s\" in %s/hosts.toml", r.name, r.name, dir)
+	case r.name == localhost && errors.Is(err, syscall.ECONNREFUSED):
+		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("it is not present, and no registry listens at localhost: load it with husk image load, or name its registry's port, as in %s:5000", localhost))
 	case errors.As(err, &network) && network.Op == "dial":
 		return unavailable("registry %s can't be reached: %s", r.name, oneLine(network))
 	case errors.As(err, &status):

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -16,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -614,6 +616,19 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%s: wrong kind of error: %v", name, err)
 		}
 	}
+}
+
+// TestLocalImage checks that an image that was built on the node, and isn't there, is said to be
+// missing: only a name with a port is one of a registry on the node.
+func TestLocalImage(t *testing.T) {
+	t.Parallel()
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	missing := client(t, "localhost/x:1", "", Login{}).Explain(fmt.Errorf("resolve: %w", refused))
+	wantError(t, missing, "it is not present, and no registry listens at localhost: load it with husk image load")
+	if !errdefs.IsNotFound(missing) {
+		t.Errorf("wrong kind of error: %v", missing)
+	}
+	wantError(t, client(t, "localhost:5000/x:1", "", Login{}).Explain(refused), "registry localhost:5000 can't be reached")
 }
 
 // TestServerErrors checks that errors of the server are explained, and which are transient.
