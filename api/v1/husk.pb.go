@@ -5118,10 +5118,12 @@ type Volume struct {
 	// namespace/name of the pods that use it.
 	Pods []string `protobuf:"bytes,4,rep,name=pods,proto3" json:"pods,omitempty"`
 	// What a manifest has last said of it.
-	Size          string   `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
-	Modes         []string `protobuf:"bytes,6,rep,name=modes,proto3" json:"modes,omitempty"`
-	StorageClass  string   `protobuf:"bytes,7,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
-	UsedBytes     int64    `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // only by InspectVolume
+	Size         string   `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
+	Modes        []string `protobuf:"bytes,6,rep,name=modes,proto3" json:"modes,omitempty"`
+	StorageClass string   `protobuf:"bytes,7,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
+	UsedBytes    int64    `protobuf:"varint,8,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // only by InspectVolume
+	// Whether the file system keeps the files from taking more than size; only by InspectVolume.
+	SizeEnforced  bool `protobuf:"varint,9,opt,name=size_enforced,json=sizeEnforced,proto3" json:"size_enforced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5210,6 +5212,13 @@ func (x *Volume) GetUsedBytes() int64 {
 		return x.UsedBytes
 	}
 	return 0
+}
+
+func (x *Volume) GetSizeEnforced() bool {
+	if x != nil {
+		return x.SizeEnforced
+	}
+	return false
 }
 
 type InspectVolumeRequest struct {
@@ -6493,7 +6502,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"\x14\n" +
 	"\x12ListVolumesRequest\"@\n" +
 	"\x13ListVolumesResponse\x12)\n" +
-	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"\xd0\x01\n" +
+	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"\xf5\x01\n" +
 	"\x06Volume\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -6503,7 +6512,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x05modes\x18\x06 \x03(\tR\x05modes\x12#\n" +
 	"\rstorage_class\x18\a \x01(\tR\fstorageClass\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18\b \x01(\x03R\tusedBytes\"H\n" +
+	"used_bytes\x18\b \x01(\x03R\tusedBytes\x12#\n" +
+	"\rsize_enforced\x18\t \x01(\bR\fsizeEnforced\"H\n" +
 	"\x14InspectVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"G\n" +

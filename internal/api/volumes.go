@@ -55,6 +55,7 @@ func (s volumeServer) InspectVolume(_ context.Context, req *huskv1.InspectVolume
 	for _, c := range claims {
 		if c.Namespace == req.Namespace && c.Name == req.Name {
 			out := volumeMessage(c)
+			out.SizeEnforced = c.Limited()
 			out.UsedBytes, err = volume.Used(c.Path)
 			return out, err
 		}

@@ -144,7 +144,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 	}
 	err = kernel.AddModules(root, "kernel/fs/overlayfs/", "kernel/net/netfilter/", "kernel/net/ipv4/", "kernel/net/ipv6/", "kernel/net/bridge/", "kernel/drivers/net/veth",
 		"kernel/drivers/net/vxlan/", "kernel/drivers/net/wireguard/",
-		"kernel/drivers/block/loop", "kernel/net/unix/", "kernel/net/packet/", "kernel/net/netlink/") // by which CRIU lists sockets
+		"kernel/drivers/block/loop", "kernel/fs/quota/", "kernel/net/unix/", "kernel/net/packet/", "kernel/net/netlink/") // by which CRIU lists sockets
 	if err != nil {
 		return err
 	}

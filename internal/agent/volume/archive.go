@@ -15,6 +15,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/projectquota"
 )
 
 // claimNew is the directory of files that are being imported.
@@ -35,7 +37,7 @@ func (v Volumes) Export(ctx context.Context, namespace, name string, to io.Write
 
 // Import makes the files of a tar archive those of a claim, in place of what it has. The claim is
 // made if there is none. It refuses while a pod uses the claim, and changes nothing if it fails.
-func (v Volumes) Import(ctx context.Context, namespace, name string, from io.Reader) error {
+func (v Volumes) Import(ctx context.Context, namespace, name string, from io.Reader) (err error) {
 	dir, err := v.claimDir(namespace, name)
 	if err != nil {
 		return err
@@ -47,9 +49,21 @@ func (v Volumes) Import(ctx context.Context, namespace, name string, from io.Rea
 	if err := errors.Join(os.MkdirAll(v.claims(), 0o700), os.RemoveAll(fresh), os.MkdirAll(filepath.Dir(fresh), 0o755), os.Mkdir(fresh, 0o777)); err != nil {
 		return fmt.Errorf("import into claim %s/%s: %w", namespace, name, err)
 	}
-	defer os.RemoveAll(fresh)
+	defer func() { err = errors.Join(err, unlimit(fresh), os.RemoveAll(fresh)) }()
+	declared, err := v.declaration(dir, nil)
+	if err == nil {
+		err = limit(fresh, declared.Size)
+	}
+	if err != nil {
+		return fmt.Errorf("import into claim %s/%s: %w", namespace, name, err)
+	}
 	if err := archive(ctx, from, io.Discard, "-C", fresh, "-x", "-p", "--same-owner", "-f", "-"); err != nil {
 		return fmt.Errorf("import into claim %s/%s: %w", namespace, name, err)
+	}
+	// The kernel doesn't limit root.
+	if u, err := projectquota.Get(fresh); err == nil && u.Limit > 0 && u.Used > u.Limit {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the files of the archive take %d bytes, and the size of claim %s/%s is %s: declare a larger one",
+			u.Used, namespace, name, &declared.Size))
 	}
 	using.Lock()
 	defer using.Unlock()

@@ -12,9 +12,11 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/claim"
+	"github.com/huskd/husk/internal/projectquota"
 )
 
 // Claim is a directory that outlives the pods that use it.
@@ -97,10 +99,24 @@ func (v Volumes) useClaim(pod *corev1.Pod, name string, object manifest.Object) 
 	}
 	if declared.Path != "" {
 		err = v.link(declared.Path, path)
-	} else {
-		err = createEmptyDir(path, pod.Spec.SecurityContext.FSGroup)
+		return path, err
 	}
-	return path, err
+	if err := createEmptyDir(path, pod.Spec.SecurityContext.FSGroup); err != nil {
+		return "", err
+	}
+	return path, limit(path, declared.Size)
+}
+
+// limit limits the files of a claim to its size, if the file system can do that.
+func limit(path string, size resource.Quantity) error {
+	info, err := os.Lstat(path)
+	if err != nil || !info.IsDir() || size.Sign() <= 0 { // a link leads to the files of a PersistentVolume
+		return err
+	}
+	if err := projectquota.Set(path, uint64(size.Value())); !errors.Is(err, projectquota.ErrUnsupported) {
+		return err
+	}
+	return nil
 }
 
 // declaration returns what is declared of a claim, now or when it was last set up.
@@ -165,6 +181,20 @@ func (v Volumes) Ended(uid string) error {
 		err = errors.Join(err, os.WriteFile(path+endedSuffix, nil, 0o600))
 	}
 	return err
+}
+
+// unlimit undoes limit.
+func unlimit(path string) error {
+	if info, err := os.Lstat(path); err != nil || !info.IsDir() {
+		return nil //nolint:nilerr // there are no files
+	}
+	return projectquota.Clear(path)
+}
+
+// Limited reports whether the files of a claim can't take more than its size.
+func (c Claim) Limited() bool {
+	u, err := projectquota.Get(c.Path)
+	return err == nil && u.Limit > 0 && u.Limit-projectquota.Unit < uint64(c.Declared.Size.Value())
 }
 
 // giveToGroup gives all files to a group, unless the directory shows that they are the group's. It
@@ -260,7 +290,7 @@ func (v Volumes) RemoveClaim(namespace, name string) error {
 	if other, err := otherUser(filepath.Join(dir, claimPods), "", true); other != "" || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(err, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("claim %s/%s is used by pod %s: remove the pod first", namespace, name, other)))
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := errors.Join(unlimit(filepath.Join(dir, claimData)), os.RemoveAll(dir)); err != nil {
 		return fmt.Errorf("remove claim: %w", err)
 	}
 	for parent := filepath.Dir(dir); parent != v.Root && os.Remove(parent) == nil; { // fails while there are others

@@ -37,7 +37,7 @@ func VolumeViews(volumes []*huskv1.Volume) []VolumeView {
 
 // VolumeDetailsOf returns the view of a volume for husk volume inspect.
 func VolumeDetailsOf(v *huskv1.Volume) VolumeDetails {
-	return VolumeDetails{VolumeView: VolumeViews([]*huskv1.Volume{v})[0], UsedBytes: v.UsedBytes}
+	return VolumeDetails{VolumeView: VolumeViews([]*huskv1.Volume{v})[0], UsedBytes: v.UsedBytes, SizeEnforced: v.SizeEnforced}
 }
 
 // VolumeTable returns a table with a row for each volume.

@@ -18,7 +18,7 @@ import (
 // Claim is what a PersistentVolumeClaim asks for.
 type Claim struct {
 	Modes []corev1.PersistentVolumeAccessMode `json:"modes"`
-	// Size is not enforced.
+	// Size is enforced if the file system has project quotas.
 	Size resource.Quantity `json:"size"`
 	// Class and Volume choose the volume, if there is one. Without one the claim is a directory of
 	// the node, whatever its class.

@@ -29,11 +29,11 @@ var objectKinds = []objectKind{
 	}},
 	{"PersistentVolumeClaim", "v1", "[Volumes](../volumes.md) describes what huskd does with claims.", []Field{
 		{"spec.accessModes", Honoured, "ReadWriteOncePod allows one pod at a time; the others are alike on one node"},
-		{"spec.resources.requests", Honoured, "storage: how large a PersistentVolume must be. Directories aren't limited to it"},
+		{"spec.resources.requests", Honoured, "storage: how large a PersistentVolume must be. The directory is limited to it where the file system has project quotas"},
 		{"spec.storageClassName", Honoured, "chooses among PersistentVolumes of that class; without one that suits, the claim is a directory of the node"},
 		{"spec.volumeName", Honoured, "name of the PersistentVolume"},
 		{"spec.volumeMode", Honoured, "Filesystem; Block is refused"},
-		{"spec.resources.limits", Ignored, "directories aren't limited"},
+		{"spec.resources.limits", Ignored, "the requests are the size"},
 		{"spec.selector", Ignored, "PersistentVolumes are chosen by name and class"},
 		{"spec.dataSource", Ignored, "a new claim is empty: fill it by husk volume import"},
 		{"spec.dataSourceRef", Ignored, "a new claim is empty: fill it by husk volume import"},

@@ -86,6 +86,8 @@ func TestPods(t *testing.T) {
 			users := runApart(t, n)
 			checkHostUsers(t, n)
 			done("users of their own seen")
+			checkClaimSize(t, n)
+			done("the size of a claim seen")
 			d = checkAdopts(t, n, d)
 			users.end(t)
 			done("adopted")

@@ -30,7 +30,7 @@ func ownUsers(p *runtimeapi.PodSandboxConfig) {
 }
 
 // disk mounts a disk file system until the test ends. Unlike the initramfs, it supports idmapped
-// mounts.
+// mounts and project quotas.
 func disk(t *testing.T) string {
 	t.Helper()
 	fatal := func(err error) {
@@ -47,7 +47,7 @@ func disk(t *testing.T) string {
 	fatal(err)
 	defer file.Close()
 	fatal(file.Truncate(128 * mebi))
-	for _, args := range [][]string{{"mkfs.ext4", "-q", file.Name()}, {"modprobe", "loop"}} {
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-O", "quota,project", file.Name()}, {"modprobe", "loop"}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
@@ -63,7 +63,7 @@ func disk(t *testing.T) string {
 	defer loop.Close()
 	// The loop device is free again once it is unmounted.
 	fatal(unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}))
-	fatal(unix.Mount(device, at, "ext4", 0, ""))
+	fatal(unix.Mount(device, at, "ext4", 0, "prjquota"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(at, 0); err != nil {
 			t.Errorf("%s is still used: %v", at, err)
