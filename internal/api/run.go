@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,9 @@ import (
 
 // sourceRun is the source of pods that were started by Run.
 const sourceRun = "run"
+
+// crashLoop is the reason of a container that has failed and waits for its restart.
+const crashLoop = "CrashLoopBackOff"
 
 // Run keeps the objects of a manifest and starts its pods.
 func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[huskv1.RunEvent]) error {
@@ -43,7 +47,9 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	send := func(ev *huskv1.RunEvent) error {
 		sending.Lock()
 		defer sending.Unlock()
-		ev.ElapsedNs = int64(time.Since(began))
+		if ev.ElapsedNs == 0 {
+			ev.ElapsedNs = int64(time.Since(began))
+		}
 		return stream.Send(ev)
 	}
 	for i, doc := range parsed.Documents {
@@ -92,15 +98,22 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 		return err
 	}
 	last := ""
+	var readied int64 // the event's ElapsedNs when the pod became ready
 	for {
 		ev := runEvent(p)
 		ev.Unchanged = unchanged
+		var steady <-chan time.Time
+		if left := unsteady(p, time.Now()); req.Wait && left > 0 {
+			ev.Ready, ev.Message, steady = false, "", time.After(left)
+		} else if ev.Ready {
+			ev.ElapsedNs = readied
+		}
 		stuck := req.Wait && p.Status.Stuck && !p.Status.Ready && len(p.Pulls) == 0
-		admitted := last == "" && !unchanged && !ev.Ready && ev.Progress == nil && !stuck
+		admitted := last == "" && !unchanged && !p.Status.Ready && ev.Progress == nil && !stuck
 		if admitted {
 			ev.Message = "admitted"
 		}
-		ev.Settled = waitIsOver(p)
+		ev.Settled = waitIsOver(p) && steady == nil
 		if stuck {
 			ev.Phase, ev.Settled = string(podplan.PhaseFailed), true
 		}
@@ -114,6 +127,11 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 				return err
 			}
 		}
+		if steady == nil {
+			readied = 0
+		} else if readied == 0 {
+			readied = ev.ElapsedNs
+		}
 		switch {
 		case done:
 			return nil
@@ -122,6 +140,7 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 		}
 		select {
 		case <-p.Newer:
+		case <-steady:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -132,6 +151,25 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 }
 
 func podName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
+
+// steadyTime is how long a container without a readiness or startup probe must have run before a
+// wait believes that it is ready: a program that can't work ends at once.
+const steadyTime = 100 * time.Millisecond
+
+// unsteady returns how long it still takes to believe that a ready pod is ready.
+func unsteady(p agent.Pod, now time.Time) (left time.Duration) {
+	if !p.Status.Ready {
+		return 0
+	}
+	for _, c := range p.Manifest.Spec.Containers {
+		i := slices.IndexFunc(p.Status.Containers, func(s podplan.ContainerStatus) bool { return s.Name == c.Name })
+		if c.ReadinessProbe == nil && c.StartupProbe == nil && i >= 0 && p.Status.Containers[i].State == podplan.Running {
+			// The host's clock may have been set.
+			left = max(left, min(steadyTime-now.Sub(p.Status.Containers[i].Started), steadyTime))
+		}
+	}
+	return left
+}
 
 // waitIsOver reports whether a wait for the pod ends: it is ready or, if its restartPolicy is not
 // Always, has ended.
@@ -170,11 +208,21 @@ func runMessage(p agent.Pod) string {
 	case st.Ready:
 		return "ready"
 	case st.Message != "" && st.Reason != "":
-		return st.Reason + ": " + st.Message
+		return st.Reason + ": " + st.Message + lastExit(st)
 	case st.Reason != "":
 		return st.Reason
 	}
 	return "starting"
+}
+
+// lastExit names the exit code of the container whose restart a pod waits for.
+func lastExit(st podplan.Status) string {
+	for _, c := range st.Containers {
+		if c.Reason == crashLoop && c.Message == st.Message {
+			return fmt.Sprintf(" (exit code %d)", c.ExitCode)
+		}
+	}
+	return ""
 }
 
 // failureOf describes what failed in a failed pod.

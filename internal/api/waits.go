@@ -66,7 +66,7 @@ func containerWaitsFor(c podplan.ContainerStatus, mustEnd bool) string {
 		return "the startup probe of container " + c.Name + because
 	case c.State == podplan.Running && !c.Ready && !c.Init:
 		return "the readiness probe of container " + c.Name + because
-	case c.State == podplan.Terminated && mustEnd && c.ExitCode != 0, c.Reason == "CrashLoopBackOff":
+	case c.State == podplan.Terminated && mustEnd && c.ExitCode != 0, c.Reason == crashLoop:
 		return "the next start of container " + c.Name
 	case c.State == podplan.Waiting && strings.Contains(c.Reason, "Image"):
 		return "image " + c.Image + " of container " + c.Name

@@ -144,7 +144,7 @@ func (r *recorder) answer(ctx context.Context, data []byte) error {
 			return fmt.Errorf("the pod failed: %s", ev.Message)
 		case ev.Ready && len(ev.Ips) == 0:
 			return errors.New("the pod is ready but has no address")
-		case ev.Ready:
+		case ev.Ready || ev.Phase == "Running" && len(ev.Ips) > 0: // husk run --wait doubts it for a while
 			return poll(ctx, pollInterval, func() error { return connects(ctx, ev.Ips[0]) })
 		}
 	}

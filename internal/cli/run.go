@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -276,7 +277,7 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 		_, _ = fmt.Fprintln(a.errs, "interrupted: the pods keep running, see husk ps -a")
 	}
 	for _, name := range v.failedPods() {
-		a.lastLines(c, name)
+		lastLines(c, name, func(line string) { _, _ = fmt.Fprintln(a.errs, line) })
 	}
 	v.errors.add(v.unfinished(timeout))
 	v.errors.add(v.failed())
@@ -295,6 +296,7 @@ func runOne(ctx context.Context, c *client.Client, m *huskv1.RunRequest, v *runV
 	if err != nil {
 		return err
 	}
+	crashed := map[string]bool{} // the pods of which the end of the log was shown
 	for {
 		ev, err := stream.Recv()
 		switch {
@@ -304,5 +306,10 @@ func runOne(ctx context.Context, c *client.Client, m *huskv1.RunRequest, v *runV
 			return err
 		}
 		v.update(ev)
+		name := ev.Namespace + "/" + ev.Name
+		if m.Wait && !crashed[name] && strings.Contains(ev.Message, "CrashLoopBackOff: ") {
+			crashed[name] = true
+			lastLines(c, name, v.note)
+		}
 	}
 }

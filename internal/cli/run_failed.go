@@ -17,9 +17,9 @@ const (
 	lastLinesTimeout = 5 * time.Second
 )
 
-// lastLines prints the end of the logs of the containers of a pod that failed, on standard error. A
-// failure to get them is silent, since the pod's own failure matters more.
-func (a *app) lastLines(c *client.Client, name string) {
+// lastLines passes the end of the logs of the containers of a pod that failed to show, line by
+// line. A failure to get them is silent, since the pod's own failure matters more.
+func lastLines(c *client.Client, name string, show func(line string)) {
 	ctx, cancel := context.WithTimeout(context.Background(), lastLinesTimeout)
 	defer cancel()
 	for _, p := range listPods(ctx, c) {
@@ -40,9 +40,9 @@ func (a *app) lastLines(c *client.Client, name string) {
 					break
 				}
 				if first {
-					_, _ = fmt.Fprintf(a.errs, "the last lines of container %s of pod %s:\n", render.Clean(one.Name), render.Clean(name))
+					show(fmt.Sprintf("the last lines of container %s of pod %s:", render.Clean(one.Name), render.Clean(name)))
 				}
-				_, _ = fmt.Fprintf(a.errs, "  %s\n", render.Clean(string(line.Line)))
+				show("  " + render.Clean(string(line.Line)))
 			}
 		}
 	}

@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"bufio"
+	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/huskd/husk/test/node"
 )
@@ -26,6 +29,29 @@ func TestRunWaitEndsAtOnce(t *testing.T) {
 			t.Errorf("%s: %v", c.name, node.Result{Stdout: r.Stdout, Stderr: r.Stderr, Code: r.Code})
 		}
 		w.MustHusk("rm", "-f", c.name)
+	}
+	// A program that is restarted may yet succeed, so the wait goes on. But it says why it waits.
+	file := write(t, w.Node, "crashes.yaml", podOf("crashes", only("command: [sh, -c, 'echo no database; exit 3']")))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	wait := w.Command(ctx, w.Binary("husk"), "--socket", "unix://"+w.State+"/husk.sock", "run", "--wait", file)
+	stderr, err := wait.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := wait.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := ""
+	for lines := bufio.NewScanner(stderr); !strings.HasSuffix(said, "\n  no database\n") && lines.Scan(); {
+		said += lines.Text() + "\n"
+	}
+	if !strings.HasSuffix(said, "the last lines of container c of pod default/crashes:\n  no database\n") || !strings.Contains(said, "restarting failed container c (exit code 3)\n") {
+		t.Errorf("the wait for a program that fails says only\n%s", said)
+	}
+	w.MustHusk("rm", "-f", "crashes")
+	if err := wait.Wait(); err == nil {
+		t.Error("the wait for a pod that was removed succeeds")
 	}
 	w.end()
 }
