@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -37,6 +38,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     conf_dir = %[4]q
 `
 
+const containerdSocket = "/run/containerd/containerd.sock"
+
 const webImage = "localhost/web:1"
 
 // containerd is Debian's, on a node, with an image whose program serves HTTP. The image is used as
@@ -51,10 +54,28 @@ func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 	must(h.t, os.Mkdir(bin, 0o755))
 	must(h.t, os.Symlink(filepath.Join(h.bin, "husk-cni"), filepath.Join(bin, "husk-cni")))
 	must(h.t, os.Symlink(filepath.Join(debian, "loopback"), filepath.Join(bin, "loopback")))
-	config := filepath.Join(dir, "config.toml")
-	must(h.t, os.WriteFile(config, fmt.Appendf(nil, containerdConfig, filepath.Join(dir, "root"), webImage, bin, confDir), 0o644))
+	must(h.t, os.WriteFile(filepath.Join(dir, "config.toml"), fmt.Appendf(nil, containerdConfig, filepath.Join(dir, "root"), webImage, bin, confDir), 0o644))
+	h.t.Cleanup(func() {
+		h.Quiet("umount", "-R", dir)
+		h.Quiet("umount", "-R", "/run/containerd")
+	})
+	client := h.containerdStart()
+	h.ctr("images", "import", h.webArchive())
+	return client
+}
+
+// ctr runs ctr in the namespace of CRI's images.
+func (h *host) ctr(args ...string) string {
+	h.t.Helper()
+	return h.Must("ctr", append([]string{"--address", containerdSocket, "--namespace", "k8s.io"}, args...)...)
+}
+
+// containerdStart starts containerd and waits until it serves CRI. It is stopped by containerdStop,
+// or at the end of the test.
+func (h *host) containerdStart() runtimeapi.RuntimeServiceClient {
+	h.t.Helper()
 	var log bytes.Buffer
-	cmd := h.Command(context.Background(), "containerd", "--config", config)
+	cmd := h.Command(context.Background(), "containerd", "--config", filepath.Join(h.Dir, "containerd/config.toml"))
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	must(h.t, cmd.Start())
@@ -63,13 +84,12 @@ func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 			h.t.Logf("containerd's log:\n%s", log.String())
 		}
 	})
-	h.t.Cleanup(func() {
+	h.containerdStop = sync.OnceFunc(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // nsenter and containerd
 		_ = cmd.Wait()
-		h.Quiet("umount", "-R", dir)
-		h.Quiet("umount", "-R", "/run/containerd")
 	})
-	conn, err := grpc.NewClient("unix://"+h.Path("/run/containerd/containerd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	h.t.Cleanup(h.containerdStop)
+	conn, err := grpc.NewClient("unix://"+h.Path(containerdSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(h.t, err)
 	h.t.Cleanup(func() { _ = conn.Close() })
 	client := runtimeapi.NewRuntimeServiceClient(conn)
@@ -85,7 +105,6 @@ func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 		}
 		return ""
 	})
-	h.Must("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io", "images", "import", h.webArchive())
 	return client
 }
 

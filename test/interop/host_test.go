@@ -56,6 +56,8 @@ type host struct {
 	bin  string // directory of husk-cni
 	data string
 	cni  *libcni.CNIConfig
+
+	containerdStop func() // ends the containerd of containerdStart
 }
 
 func newHost(t testing.TB) *host {
