@@ -69,7 +69,8 @@ type Difference[V any] struct {
 	Gone []string
 }
 
-// The waits before a failed list or watch is repeated. The first is short because the server's Node
+// The waits before a list or watch that the server has refused is repeated. A request that can't
+// reach the server waits in outage instead. The first wait is short because the server's Node
 // authorizer denies the secrets of a new pod until it has learned of the pod, about when the node
 // does.
 const (
@@ -138,23 +139,29 @@ func run[T Object, V any](ctx context.Context, client *Client, list List, c *Cac
 		return client.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
 	}
 	source := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			into := list.List.DeepCopyObject()
-			err := request(o).Timeout(answerTime).Do(ctx).Into(into)
-			if read, is := into.(metav1.ListInterface); err == nil && (!is || read.GetResourceVersion() == "") {
-				err = errVersionless
-			}
-			if err != nil {
-				answered(err)
-			}
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (into runtime.Object, err error) {
+			err = client.outage.retry(ctx, func() error {
+				into = list.List.DeepCopyObject()
+				err := request(o).Timeout(answerTime).Do(ctx).Into(into)
+				if read, is := into.(metav1.ListInterface); err == nil && (!is || read.GetResourceVersion() == "") {
+					err = errVersionless
+				}
+				if err != nil {
+					answered(err)
+				}
+				return err
+			})
 			return into, err
 		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (w watch.Interface, err error) {
 			o.Watch = true
-			w, err := request(o).Watch(ctx)
-			if !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // the reflector falls back to a list for older servers
-				answered(err)
-			}
+			err = client.outage.retry(ctx, func() (err error) {
+				w, err = request(o).Watch(ctx)
+				if !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // the reflector falls back to a list for older servers
+					answered(err)
+				}
+				return err
+			})
 			return w, err
 		},
 	}

@@ -57,6 +57,7 @@ type Client struct {
 	CA []byte
 
 	watches sync.WaitGroup
+	outage  *outage
 
 	mu     sync.Mutex
 	logged map[string]string // the last logged error, by subject
@@ -112,6 +113,7 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
+	c.outage = newOutage(c.probe)
 	return c, nil
 }
 

@@ -85,6 +85,26 @@ func NewOn(t testing.TB, listener net.Listener) *Server {
 	return s
 }
 
+// Stop closes the server's port and all connections until Start.
+func (s *Server) Stop() {
+	s.http.CloseClientConnections()
+	s.http.Close()
+}
+
+// Start opens the port again.
+func (s *Server) Start() {
+	s.t.Helper()
+	Eventually(s.t, func() string {
+		listener, err := net.Listen("tcp", s.http.Listener.Addr().String())
+		if err != nil {
+			return err.Error()
+		}
+		s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(s.serve)}}
+		return ""
+	})
+	s.http.Start()
+}
+
 // Intercept passes all further requests to handler first, which returns whether it has answered.
 // Nil ends that. All connections are closed.
 func (s *Server) Intercept(handler func(w http.ResponseWriter, r *http.Request) bool) {
