@@ -35,13 +35,14 @@ func (p *prober) watch(seen snapshot, skip map[string]bool, stopping func(id str
 	var runs []probe.Run
 	for _, st := range seen.containers {
 		c := criconfig.FindContainer(p.manifest, st.Name())
-		if c == nil || !probe.HasProbes(c) || st.Started.IsZero() || skip[st.Name()] || p.spec().Want != podplan.Run {
+		if c == nil || !probe.HasProbes(c) || st.Started.IsZero() || skip[st.Name()] {
 			continue
 		}
 		i := slices.IndexFunc(seen.sandboxes, func(s sandbox.Status) bool { return s.ID == st.Sandbox })
 		runs = append(runs, probe.Run{
 			Target: p.target(c, st.ID, seen.sandboxes[i]), Started: st.Started,
-			Ended: stopping(st.ID) || view.ContainerState(st) != podplan.ContainerRunning || view.SandboxState(seen.sandboxes[i]) != podplan.SandboxReady,
+			Stopping: p.spec().Want != podplan.Run || stopping(st.ID),
+			Ended:    view.ContainerState(st) != podplan.ContainerRunning || view.SandboxState(seen.sandboxes[i]) != podplan.SandboxReady,
 		})
 	}
 	p.a.probes.Watch(p.uid(), runs, probe.Watcher{Changed: p.nudge, Failed: func(t probe.Target, message string) {

@@ -65,6 +65,32 @@ func TestReadinessProbe(t *testing.T) {
 	w.end()
 }
 
+// TestReadinessWhileStopping checks that the readiness probe of a container goes on while it is
+// being stopped.
+func TestReadinessWhileStopping(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t)
+	w.run(podOf("leaving", only("command: "+shell("trap '' TERM; touch /tmp/ready; while [ ! -e /tmp/end ]; do sleep 0.1; done")+
+		", readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 1, failureThreshold: 1}")))
+	w.eventually("leaving", "ready", isReady)
+	stop := w.Command(t.Context(), w.Binary("husk"), "--socket", "unix://"+w.State+"/husk.sock", "stop", "--time", "5m", "leaving")
+	if err := stop.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := w.eventually("leaving", "being stopped", func(p listed) bool { return p.Reason == "Terminating" })
+	if !p.Containers[0].Ready {
+		t.Errorf("the pod that is being stopped is %+v", p)
+	}
+	w.sh("leaving", "rm /tmp/ready")
+	w.eventually("leaving", "unready", func(p listed) bool { return !p.Containers[0].Ready && p.Containers[0].State == "Running" })
+	w.sh("leaving", "touch /tmp/end")
+	if err := stop.Wait(); err != nil {
+		t.Error(err)
+	}
+	w.remove("leaving")
+	w.end()
+}
+
 // TestLivenessProbe checks that a container whose liveness probe fails is stopped, within the
 // probe's grace period, and restarted according to the restartPolicy.
 func TestLivenessProbe(t *testing.T) {

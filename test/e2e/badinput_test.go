@@ -134,6 +134,7 @@ type listed struct {
 type listedContainer struct {
 	Name, State, Reason, Message, Started string
 	Restarts, ExitCode, Pid               int
+	Ready                                 bool
 	ID                                    string
 }
 

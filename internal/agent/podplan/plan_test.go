@@ -171,8 +171,11 @@ func describe(s Status) string {
 	if s.Reason != "" {
 		out += "(" + s.Reason + ")"
 	}
-	if s.Ready {
+	switch {
+	case s.Ready:
 		out += " ready"
+	case s.Serving:
+		out += " serving"
 	}
 	for _, c := range s.Containers {
 		out += " " + c.Name + "=" + string(c.State)
@@ -555,7 +558,9 @@ func TestStop(t *testing.T) {
 		{name: "overridden grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
 		{name: "no grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
 		{name: "negative grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},
-		{name: "in progress", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, nil)), next: 40},
+		{name: "in progress", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, nil)), next: 40, status: "Running(Terminating) serving a=Running"},
+		{name: "in progress, one has ended", containers: "a b", observed: "sb0 a.0:run b.0:exit=0@15", now: 20, change: want(Stop, 10, stopping(40, nil)), next: 40,
+			status: "Running(Terminating) a=Running b=Terminated/Completed"},
 		{name: "can't be extended", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, grace(100))), next: 40},
 		{name: "can be shortened", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, grace(15))), actions: "stop:a.0/5s"},
 		{name: "can be shortened to nothing", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, grace(0))), actions: "stop:a.0/0s"},

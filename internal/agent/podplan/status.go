@@ -30,9 +30,9 @@ type Status struct {
 	IPs             []string
 	// SandboxReady tells that containers can be started in the pod's sandbox.
 	SandboxReady bool
-	// Initialized tells that the init containers have completed, Ready that all containers are
-	// ready.
-	Initialized, Ready bool
+	// Initialized tells that the init containers have completed, Serving that all containers are
+	// ready, and Ready that they are and the pod isn't being stopped.
+	Initialized, Serving, Ready bool
 	// Stuck tells that the pod won't start by waiting: Reason and Message say what to change.
 	Stuck bool
 	// Containers in their start order.
@@ -117,12 +117,13 @@ func (p reporter) status() Status {
 	if p.current != nil {
 		out.IPs = p.current.IPs
 	}
-	out.Ready = p.sandboxUsable() && p.Want == Run && p.outcome == nil && out.Initialized
+	out.Serving = p.sandboxUsable() && p.outcome == nil && out.Initialized
 	for _, c := range p.allContainers() {
 		s := p.containerStatus(c, out.Initialized)
-		out.Ready = out.Ready && (s.Ready || c.runsToCompletion)
+		out.Serving = out.Serving && (s.Ready || c.runsToCompletion)
 		out.Containers = append(out.Containers, s)
 	}
+	out.Ready = out.Serving && p.Want == Run
 	for _, c := range p.ephemerals() {
 		s := p.containerStatus(c, true)
 		s.Ready = false

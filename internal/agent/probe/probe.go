@@ -23,6 +23,8 @@ import (
 type Run struct {
 	Target
 	Started time.Time
+	// Stopping tells that the run is being stopped. Only its readiness probe goes on.
+	Stopping bool
 	// Ended tells that the run has ended. Its probes stop and its verdicts are kept.
 	Ended bool
 }
@@ -85,6 +87,10 @@ type scheduledProbe struct {
 	kind
 }
 
+// over reports whether the probe has stopped while its run is being stopped. The caller holds
+// Prober.mu.
+func (t scheduledProbe) over() bool { return t.run.Stopping && t.kind != readiness }
+
 // execsPerCPU is the number of programs per CPU that may run at the same time. Starting one takes
 // about 20 ms of CPU time.
 const execsPerCPU = 4
@@ -132,6 +138,8 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 			known = p.start(pod, r, watcher)
 		case r.Ended:
 			known.cancel()
+		default:
+			known.Stopping = known.Stopping || r.Stopping
 		}
 		now[r.ID] = known
 		delete(before, r.ID)
@@ -226,7 +234,7 @@ func (p *Prober) runDue() time.Duration {
 			return wait
 		}
 		heap.Pop(&p.queue)
-		if t.run.ctx.Err() == nil {
+		if t.run.ctx.Err() == nil && !t.over() {
 			p.background.Go(func() { p.runProbe(t) })
 		}
 	}
@@ -271,6 +279,9 @@ func (p *Prober) runProbe(t scheduledProbe) {
 func (p *Prober) record(t scheduledProbe, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if t.over() {
+		return
+	}
 	r, spec := t.run, t.of(t.run.Container)
 	before, message := r.progress[t.kind], r.messages[t.kind]
 	progress, how := before, "failed"

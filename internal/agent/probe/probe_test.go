@@ -280,6 +280,36 @@ func TestTallies(t *testing.T) {
 }
 
 // TestEndDuringProbe checks that a probe in progress neither counts nor delays the end of its run.
+// TestStopping: while a run is being stopped, only its readiness is probed.
+func TestStopping(t *testing.T) {
+	t.Parallel()
+	withFixture(t, func(t *testing.T, c *fixture) {
+		c.stuck["a.liveness"] = true
+		a := c.newRun("a", map[string]string{"liveness": "0:100:1:1", "readiness": "0:5:1:1"})
+		b := c.newRun("b", map[string]string{"startup": "6:5:1:1", "readiness": "0:5:1:1"})
+		a.Container.LivenessProbe.TimeoutSeconds = 8
+		c.watch(a, b)
+		time.Sleep(4 * time.Second)
+		a.Stopping, b.Stopping = true, true
+		c.watch(a, b)
+		time.Sleep(7 * time.Second)
+		expect(t, "calls", c.takeCalls(), "a.liveness@0 a.readiness@0 a.readiness@5 a.readiness@10")
+		if h := c.Health("p", "a"); h != (podplan.Health{Readiness: podplan.Healthy}) || len(c.failed) != 0 {
+			t.Errorf("%+v %v", h, c.failed)
+		}
+		c.set("a.readiness", 1)
+		time.Sleep(5 * time.Second)
+		if h := c.Health("p", "a"); h.Readiness != podplan.Failing {
+			t.Errorf("%+v", h)
+		}
+		a.Ended = true
+		c.watch(a)
+		c.takeCalls()
+		time.Sleep(time.Minute)
+		expect(t, "calls after the end", c.takeCalls(), "")
+	})
+}
+
 func TestEndDuringProbe(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {

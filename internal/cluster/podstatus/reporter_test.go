@@ -485,6 +485,17 @@ func TestStatus(t *testing.T) {
 	case s.ContainerStatuses[0].LastTerminationState.Terminated == nil:
 		t.Error("the previous run is missing")
 	}
+	// A pod that serves stays ready while it is being deleted, but not while the node stops it.
+	leaving := running
+	leaving.Want, leaving.Status.Serving, leaving.Status.Ready = podplan.Stop, true, false
+	if s := statusOf(onServer(pod), leaving, node, now); condition(s, corev1.PodReady).Status != corev1.ConditionFalse {
+		t.Errorf("the pod of a node that shuts down is ready: %+v", s.Conditions)
+	}
+	deleted := onServer(pod)
+	deleted.DeletionTimestamp = &metav1.Time{Time: now}
+	if s := statusOf(deleted, leaving, node, now); condition(s, corev1.PodReady).Status != corev1.ConditionTrue || condition(s, corev1.ContainersReady).Status != corev1.ConditionTrue {
+		t.Errorf("a pod that is being deleted isn't ready: %+v", s.Conditions)
+	}
 }
 
 // TestResizeConditions: a pending, a running and a failing resize set conditions, which go once the

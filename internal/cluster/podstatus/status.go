@@ -244,11 +244,14 @@ func (c conditions) set(p agent.Pod) {
 	} else {
 		c.put(corev1.PodInitialized, false, "ContainersNotInitialized", listed("containers with incomplete status", uninitialized))
 	}
+	// The containers of a pod that is being deleted may serve until they end: as with a kubelet,
+	// Services whose endpoints are all leaving use it.
+	ready := p.Status.Ready || p.Status.Serving && c.pod.DeletionTimestamp != nil
 	switch {
 	case over != "":
 		c.put(corev1.ContainersReady, false, over, "")
 		c.put(corev1.PodReady, false, over, "")
-	case !p.Status.Ready:
+	case !ready:
 		message := listed("containers with unready status", unready)
 		c.put(corev1.ContainersReady, false, "ContainersNotReady", message)
 		c.put(corev1.PodReady, false, "ContainersNotReady", message)

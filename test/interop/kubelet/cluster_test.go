@@ -488,6 +488,8 @@ func (c *cluster) testDeletion() {
 			c.t.Fatalf("%+v", change)
 		case change.Type == watch.Deleted:
 			deleted++
+		case p.Name == "graceful" && p.DeletionTimestamp != nil && p.Status.ContainerStatuses[0].State.Running != nil && !ready(p):
+			c.t.Errorf("graceful isn't ready while it ends: %s", describe(p))
 		}
 		last[p.Name] = p
 	}

@@ -118,6 +118,7 @@ spec:
     image: localhost/web:1
     imagePullPolicy: Never
     command: [sh, -c, "trap 'echo SIGTERM >> /steps/log; exit 0' TERM; while :; do sleep 3600 & wait; done"]
+    readinessProbe: {exec: {command: ["true"]}, periodSeconds: 1}
     lifecycle:
       postStart: {exec: {command: [sh, -c, "echo started >> /steps/log"]}}
       preStop: {exec: {command: [sh, -c, "echo preStop begins >> /steps/log; sleep 1; echo preStop ends >> /steps/log"]}}

@@ -174,7 +174,7 @@ func podOn(name, address string, ready bool) agent.Pod {
 	p := agent.Pod{
 		Manifest: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Labels: map[string]string{"app": "web"}}},
 		Want:     podplan.Run, Sandboxes: []sandbox.Status{{ID: name}},
-		Status: podplan.Status{Phase: podplan.PhaseRunning, IPs: []string{address}, Ready: ready},
+		Status: podplan.Status{Phase: podplan.PhaseRunning, IPs: []string{address}, Serving: ready, Ready: ready},
 	}
 	p.Manifest.Spec.Containers = []corev1.Container{{Name: "c", ReadinessProbe: &corev1.Probe{}, Ports: []corev1.ContainerPort{{HostPort: 30100}}}}
 	p.Status.Containers = []podplan.ContainerStatus{{Name: "c", State: podplan.Running, Ready: ready}}

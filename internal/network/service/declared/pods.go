@@ -46,15 +46,7 @@ func (s *Services) pods() pods {
 }
 
 func podOf(p agent.Pod, ready bool) endpoints.Pod {
-	out := endpoints.Pod{Pod: p.Manifest, Ready: ready, Serving: ready, Terminating: p.Want != podplan.Run}
-	if out.Terminating {
-		out.Serving = len(p.Status.Containers) > 0
-		for i := range p.Status.Containers {
-			if c := &p.Status.Containers[i]; !c.Init && !c.Ready {
-				out.Serving = false
-			}
-		}
-	}
+	out := endpoints.Pod{Pod: p.Manifest, Ready: ready, Serving: ready || p.Status.Serving, Terminating: p.Want != podplan.Run}
 	for _, text := range p.Status.IPs {
 		if a, err := netip.ParseAddr(text); err == nil {
 			out.Addresses = append(out.Addresses, a.Unmap())
