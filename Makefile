@@ -98,10 +98,10 @@ kubernetes:
 	$(addprefix k8s.io/kubernetes/,$(addprefix cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl) $(addprefix test/images/,agnhost nonewprivs regression-issue-74839))
 	cd test/interop/kubelet && $(GO) test -c -vet=off $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
 
-test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests on one node, built here, as root; set NODE, GROUP, FOCUS or QUICK=1
+test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests, built here, as root; set NODE, NODES, BACKEND, GROUP, FOCUS or QUICK=1
 	$(GO) build -tags crashpoint -o $(KUBERNETES)/ ./cmd/...
 	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
-	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
+	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -nodes $(or $(NODES),1) -backend $(or $(BACKEND),host-gw) -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
 
 test-install: PACKAGES += rpm mmdebstrap
 test-install: deps ## build the packages twice, and install, upgrade and remove them in a VM, as root

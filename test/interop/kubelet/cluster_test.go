@@ -33,9 +33,10 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// cluster is a machine with an API server, and its only node.
+// cluster is a machine with an API server, which is also its first node, and mostly its only one.
 type cluster struct {
 	*machine
+	others  []*machine
 	control []*process // kube-apiserver, etcd
 	flags   []string   // of kube-apiserver
 	ca      *authority // of clients, unless newCluster made the cluster
@@ -43,27 +44,43 @@ type cluster struct {
 	api     kubernetes.Interface
 }
 
-// token is the admin's, nodeToken the node's.
+// token is the admin's, nodeToken that of the node with the name node.
 const (
 	token     = "letmein"
-	nodeToken = "iamthenode"
+	nodeToken = tokenPrefix + "node"
 )
+
+// tokenPrefix and its name are a node's token.
+const tokenPrefix = "iam-"
+
+// nodes returns all machines of the cluster.
+func (c *cluster) nodes() []*machine { return append([]*machine{c.machine}, c.others...) }
+
+// tokens writes the tokens of the admin and the nodes, and returns the path.
+func (c *cluster) tokens() string {
+	c.t.Helper()
+	lines := token + ",admin,admin,system:masters\n"
+	for _, m := range c.nodes() {
+		lines += fmt.Sprintf("%s%s,system:node:%[2]s,%[2]s,system:nodes\n", tokenPrefix, m.name)
+	}
+	return c.write("tokens.csv", lines)
+}
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	m := newMachine(t)
+	c := &cluster{machine: m, config: &rest.Config{
+		Host: "https://" + m.forward("127.0.0.1:6443"), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 100, Burst: 100,
+	}}
 	key := m.write("service-accounts.key", newKey(t))
 	m.writeCertificates()
-	flags := []string{"--etcd-servers", "http://127.0.0.1:2379", "--cert-dir", m.Dir + "/apiserver",
+	c.flags = []string{"--etcd-servers", "http://127.0.0.1:2379", "--cert-dir", m.Dir + "/apiserver",
 		"--bind-address", "127.0.0.1", "--secure-port", "6443", "--advertise-address", node.Address4, "--service-cluster-ip-range", "10.96.0.0/16",
-		"--token-auth-file", m.write("tokens.csv", token+",admin,admin,system:masters\n"+nodeToken+",system:node:node,node,system:nodes\n"),
+		"--token-auth-file", c.tokens(),
 		"--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key, "--service-account-signing-key-file", key,
 		"--kubelet-preferred-address-types", "InternalIP", "--endpoint-reconciler-type", "none",
 		"--kubelet-client-certificate", m.Dir + "/client.crt", "--kubelet-client-key", m.Dir + "/client.key"}
-	c := &cluster{machine: m, flags: flags, config: &rest.Config{
-		Host: "https://" + m.forward("127.0.0.1:6443"), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 100, Burst: 100,
-	}}
 	var err error
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
@@ -225,7 +242,9 @@ func (c *cluster) end() {
 	for _, p := range c.control {
 		p.kill()
 	}
-	c.machine.end()
+	for _, m := range c.nodes() {
+		m.end()
+	}
 }
 
 // createConfig creates the objects that the pod configured refers to.
@@ -262,14 +281,21 @@ func (c *cluster) subtest(t *testing.T) *cluster {
 	return &cluster{machine: &m, config: c.config, api: c.api}
 }
 
-// awaitNodeReady waits until the node is ready, and checks what it reports about huskd.
+// awaitNodeReady waits until all nodes are ready, and checks what they report about huskd.
 func (c *cluster) awaitNodeReady() {
+	c.t.Helper()
+	for _, m := range c.nodes() {
+		c.awaitReady(m)
+	}
+}
+
+func (c *cluster) awaitReady(m *machine) {
 	c.t.Helper()
 	var n *corev1.Node
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		c.kubelet.mustRun()
+		m.kubelet.mustRun()
 		var err error
-		if n, err = c.api.CoreV1().Nodes().Get(c.t.Context(), "node", metav1.GetOptions{}); err != nil {
+		if n, err = c.api.CoreV1().Nodes().Get(c.t.Context(), m.name, metav1.GetOptions{}); err != nil {
 			return err.Error()
 		}
 		for _, cond := range n.Status.Conditions {

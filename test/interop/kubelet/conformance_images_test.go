@@ -20,27 +20,29 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// mirror is where the registry listens on the node. Pods use port 5000.
+// mirror is where the registry listens on each node. Pods use port 5000.
 const mirror = "127.0.0.1:4999"
 
 // The hosts of the images in the tests, in the place of which huskd asks the mirror.
 var mirrored = []string{"registry.k8s.io"}
 
-// serveImages starts a registry on the node with the images that the tests use.
+// serveImages starts a registry with the images that the tests use. All nodes have it at mirror.
 func (c *cluster) serveImages() {
 	c.t.Helper()
-	var listener net.Listener
-	c.must(netns.Do(c.Net(), func() (err error) {
-		listener, err = net.Listen("tcp", mirror)
-		return err
-	}))
 	server := &http.Server{Handler: registry.New(registry.Logger(log.New(c.log("registry"), "", log.LstdFlags)))}
-	go func() { _ = server.Serve(listener) }()
 	c.t.Cleanup(func() { _ = server.Close() })
-	for _, host := range mirrored {
-		dir := filepath.Join(c.Dir, "certs.d", host)
-		c.must(os.MkdirAll(dir, 0o755))
-		c.must(os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte("[host.\"http://"+mirror+"\"]\ncapabilities = [\"pull\", \"resolve\"]\n"), 0o644))
+	for _, m := range c.nodes() {
+		var listener net.Listener
+		c.must(netns.Do(m.Net(), func() (err error) {
+			listener, err = net.Listen("tcp", mirror)
+			return err
+		}))
+		go func() { _ = server.Serve(listener) }()
+		for _, host := range mirrored {
+			dir := filepath.Join(m.Dir, "certs.d", host)
+			c.must(os.MkdirAll(dir, 0o755))
+			c.must(os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte("[host.\"http://"+mirror+"\"]\ncapabilities = [\"pull\", \"resolve\"]\n"), 0o644))
+		}
 	}
 	to := testimage.Registry{URL: "http://" + mirror, Client: &http.Client{Transport: &http.Transport{DialContext: c.dial}}}
 	for name, img := range buildImages(c.t, c.Dir) {
@@ -52,8 +54,8 @@ func (c *cluster) serveImages() {
 
 // tools are the programs in most images, beside those of busybox, and the packages that have them.
 var (
-	tools        = []string{"bash", "curl", "dig", "getent", "host", "ip", "ipcmk", "ipcs", "nc.openbsd", "nginx", "nslookup", "ss"}
-	toolPackages = []string{"bash", "bind9-dnsutils", "bind9-host", "curl", "etcd-server", "iproute2", "libc-bin", "netcat-openbsd", "nginx-light", "util-linux"}
+	tools        = []string{"bash", "curl", "dig", "getent", "host", "ip", "ipcmk", "ipcs", "nc.openbsd", "nginx", "nslookup", "ss", "wget"}
+	toolPackages = []string{"bash", "bind9-dnsutils", "bind9-host", "curl", "etcd-server", "iproute2", "libc-bin", "netcat-openbsd", "nginx-light", "util-linux", "wget"}
 )
 
 const nginxConfig = `daemon off;
@@ -94,18 +96,16 @@ func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 		must(err)
 		return img
 	}
-	// binary returns a layer with a program that the Makefile has built, and further entries.
-	binary := func(name, path string, mode int64, entries ...testimage.Entry) testimage.Layer {
-		t.Helper()
-		body, err := os.ReadFile(filepath.Join(binaries, name))
-		must(err)
-		return layer(append(entries, testimage.File(path, mode, body))...)
-	}
-	copied := func(from, to string) testimage.Entry {
+	copied := func(to string, mode int64, from string) testimage.Entry {
 		t.Helper()
 		body, err := os.ReadFile(from)
 		must(err)
-		return testimage.File(to, 0o644, body)
+		return testimage.File(to, mode, body)
+	}
+	// binary returns a layer with a program that the Makefile has built, and further entries.
+	binary := func(name, path string, mode int64, entries ...testimage.Entry) testimage.Layer {
+		t.Helper()
+		return layer(append(entries, copied(path, mode, filepath.Join(binaries, name)))...)
 	}
 	pause := build(ocispec.ImageConfig{Entrypoint: []string{"/pause"}}, binary("pause", "pause", 0o755))
 	root := extractTools(t)
@@ -119,7 +119,7 @@ func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 	agnhostLayer := binary("agnhost", "agnhost", 0o755, append(fakeRegistry(pause, "pause", "testing"),
 		testimage.File("etc/os-release", 0o644, []byte("NAME=\"Alpine Linux\"\n")), // a spec about image volumes reads it
 		testimage.Symlink("agnhost-2", "agnhost"), testimage.Dir("uploads", 0o755),
-		copied(dir+"/apiserver.crt", "localhost.crt"), copied(dir+"/apiserver.key", "localhost.key"),
+		copied("localhost.crt", 0o644, dir+"/apiserver.crt"), copied("localhost.key", 0o644, dir+"/apiserver.key"),
 		testimage.File("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/alice:/bin/sh\n")),
 		testimage.File("etc/group", 0o644, []byte("root:x:0:\nuser-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n")))...)
 	tooled := func(config ocispec.ImageConfig, layers ...testimage.Layer) *testimage.Image {

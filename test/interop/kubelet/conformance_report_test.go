@@ -104,8 +104,8 @@ func exactly(names []string) string {
 	return strings.Join(quoted, "|")
 }
 
-// readExceptions reads the specs that can't pass, and why, of one kind of node.
-func readExceptions(path, kind string) (map[string]string, error) {
+// readExceptions reads the specs that can't pass, and why, with a number of nodes of one kind.
+func readExceptions(path, kind string, count int) (map[string]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func readExceptions(path, kind string) (map[string]string, error) {
 		if len(fields) != 3 {
 			return nil, fmt.Errorf("%s: %q isn't NODE | SPEC | REASON", path, line)
 		}
-		if fields[0] == kind || fields[0] == "any" {
+		if fields[0] == kind || fields[0] == "any" || fields[0] == "single" && count == 1 {
 			exceptions[fields[1]] = fields[2]
 		}
 	}
@@ -153,13 +153,16 @@ func TestReadReport(t *testing.T) {
 
 func TestReadExceptions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "exceptions")
-	if err := os.WriteFile(path, []byte("# comment\n\nany | [a] b | c\nkubelet | d | e\n"), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte("# comment\n\nany | [a] b | c\nkubelet | d | e\nsingle | f | g\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := readExceptions(path, "huskd"); err != nil || len(got) != 1 || got["[a] b"] != "c" {
+	if got, err := readExceptions(path, "huskd", 3); err != nil || len(got) != 1 || got["[a] b"] != "c" {
 		t.Error(got, err)
 	}
-	if got, err := readExceptions("testdata/exceptions", "huskd"); err != nil || len(got) == 0 {
+	if got, err := readExceptions(path, "huskd", 1); err != nil || len(got) != 2 || got["f"] != "g" {
+		t.Error(got, err)
+	}
+	if got, err := readExceptions("testdata/exceptions", "huskd", 1); err != nil || len(got) == 0 {
 		t.Error(got, err)
 	}
 }

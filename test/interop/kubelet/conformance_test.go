@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,8 @@ var (
 	outDir   = flag.String("out", "out/conformance", "directory for logs and reports")
 	onlyIn   = flag.String("groups", "", "comma-separated names of groups to run; empty for all but quick")
 	focus    = flag.String("focus", "", "regular expression of specs to run, which may be of any group")
+	count    = flag.Int("nodes", 1, "number of nodes")
+	backend  = flag.String("backend", "host-gw", "network-backend of several nodes, which share a link only with host-gw")
 	procs    = flag.String("procs", "4", "number of specs to run at a time")
 )
 
@@ -31,13 +34,14 @@ var groups = []group{
 	{"node", "sig-node && " + conformance},
 	{"storage", "sig-storage && " + conformance},
 	{"network", "sig-network && " + conformance},
+	{"policy", "Feature:NetworkPolicy"},
 	{"apps", "sig-apps && " + conformance},
 	{"quick", "(sig-node || sig-network) && Conformance && !Serial && !Slow"},
 	{"others", "!(sig-node || sig-storage || sig-network || sig-apps) && " + conformance},
 }
 
-// TestConformance runs Kubernetes' own end-to-end tests against a cluster of one node, by group. It
-// fails if a spec fails that testdata/exceptions doesn't list.
+// TestConformance runs Kubernetes' own end-to-end tests against a cluster, by group. It fails if a
+// spec fails that testdata/exceptions doesn't list.
 func TestConformance(t *testing.T) {
 	if *nodeKind == "" {
 		t.Skip("it takes an hour: run make test-conformance")
@@ -49,14 +53,14 @@ func TestConformance(t *testing.T) {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	exceptions, err := readExceptions("testdata/exceptions", *nodeKind)
+	exceptions, err := readExceptions("testdata/exceptions", *nodeKind, *count)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var results []result
 	// The first cleanup function runs last, after those that log what failed.
 	t.Cleanup(func() { t.Log("\n" + table(results)) })
-	c := newWholeCluster(t, out)
+	c := newWholeCluster(t, out, *count)
 	c.joinAs(*nodeKind)
 	for _, g := range selected() {
 		r := c.runSpecs(g, exceptions)
@@ -121,7 +125,7 @@ func (c *cluster) ginkgo(name, procs, filter, focus string, skip []string) resul
 			args = append(args, flag, value)
 		}
 	}
-	args = append(args, c.program("e2e.test"), "--", "--kubeconfig", c.Dir+"/admin.conf", "--provider", "skeleton",
+	args = append(args, c.program("e2e.test"), "--", "--kubeconfig", c.Dir+"/admin.conf", "--provider", "skeleton", "--num-nodes", strconv.Itoa(len(c.nodes())),
 		"--kubectl-path", c.program("kubectl"), "--report-dir", filepath.Join(c.logs, name))
 	<-c.startLogged(name, "ginkgo", args...).done
 	selects, err := types.ParseLabelFilter(filter)

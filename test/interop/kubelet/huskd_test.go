@@ -38,9 +38,11 @@ func (o huskNode) end() {
 	for _, p := range o.control {
 		p.kill()
 	}
-	o.huskd.Stop()
-	o.Must("umount", "/var/log")
-	o.NothingLeft()
+	for _, m := range o.nodes() {
+		m.huskd.Stop()
+		m.Must("umount", "/var/log")
+		m.NothingLeft()
+	}
 }
 
 // list returns the API server's pods by name, without mirrors.

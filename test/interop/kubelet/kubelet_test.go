@@ -46,6 +46,7 @@ var binaries = cmp.Or(os.Getenv("HUSK_TEST_KUBERNETES"), "out")
 type machine struct {
 	*node.Node
 	t       *testing.T
+	name    string // of the Node object
 	huskd   *node.Daemon
 	kubelet *process
 	cgroup  string // of the kubelet's pods
@@ -55,16 +56,22 @@ type machine struct {
 	logs    string // the directory for logs of programs; "" keeps the logs in memory
 }
 
-// newMachine starts a node whose huskd has the image.
+// newMachine starts a node whose huskd has the image. Its name is node.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{t: t, reclaim: roomy}
+	return newMachineOf(t, "node", func() *node.Node { return node.New(t) })
+}
+
+// newMachineOf is like newMachine, with a name and a node of the caller's.
+func newMachineOf(t *testing.T, name string, start func() *node.Node) *machine {
+	t.Helper()
+	m := &machine{t: t, name: name, reclaim: roomy}
 	t.Cleanup(func() {
 		if m.Node != nil {
 			m.removeCgroups() // they are empty once the node has stopped
 		}
 	})
-	n := node.New(t)
+	n := start()
 	m.Node, m.cgroup = n, n.Instance().Cgroup()+"-kubelet"
 	m.client = &http.Client{Transport: &http.Transport{
 		DialContext:       m.dial,
@@ -100,6 +107,14 @@ func keepSysctls(t *testing.T) {
 			}
 		})
 	}
+}
+
+// addresses returns the machine's own IPv4 and IPv6 address.
+func (m *machine) addresses() (v4, v6 string) {
+	if m.Uplink == nil {
+		return node.Address4, node.Address6
+	}
+	return m.Uplink.Addresses[0].Addr().String(), m.Uplink.Addresses[1].Addr().String()
 }
 
 // boot starts huskd after a boot of the node.
@@ -170,9 +185,10 @@ func (m *machine) startKubelet(flags ...string) {
 		m.t.Fatal(err)
 	}
 	path := m.write("kubelet.yaml", fmt.Sprintf(config, m.State+"/husk.sock", m.Dir, m.cgroup, m.gates, m.reclaim))
+	v4, v6 := m.addresses()
 	m.kubelet = m.start("kubelet", append([]string{
-		"--config", path, "--root-dir", m.Dir + "/kubelet", "--cert-dir", m.Dir + "/pki", "--hostname-override", "node",
-		"--node-ip", node.Address4 + "," + node.Address6, "--v", "2",
+		"--config", path, "--root-dir", m.Dir + "/kubelet", "--cert-dir", m.Dir + "/pki", "--hostname-override", m.name,
+		"--node-ip", v4 + "," + v6, "--v", "2",
 	}, flags...)...)
 	node.Eventually(m.t, time.Minute, func() string {
 		m.kubelet.mustRun()

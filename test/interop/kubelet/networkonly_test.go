@@ -25,11 +25,13 @@ import (
 // podSubnets are those of all nodes.
 const podSubnets = "10.201.0.0/16,fd68:7573:6b01::/48"
 
+// podCIDRs are flags by which the controller manager gives each node a part of podSubnets.
+var podCIDRs = []string{"--allocate-node-cidrs", "--cluster-cidr", podSubnets, "--node-cidr-mask-size-ipv4", "24", "--node-cidr-mask-size-ipv6", "64"}
+
 // worker is a node whose huskd is the network of another runtime, as which the test calls husk-cni.
 type worker struct {
 	*machine
 	c    *cluster
-	name string
 	pods map[string][]netip.Addr
 }
 
@@ -37,7 +39,7 @@ type worker struct {
 func (c *cluster) newWorker(s *node.Segment) *worker {
 	c.t.Helper()
 	n := s.Node()
-	w := &worker{machine: &machine{t: c.t, Node: n}, c: c, name: n.Uplink.Name(), pods: map[string][]netip.Addr{}}
+	w := &worker{machine: &machine{t: c.t, Node: n, name: n.Uplink.Name()}, c: c, pods: map[string][]netip.Addr{}}
 	_, err := c.api.CoreV1().Nodes().Create(c.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, metav1.CreateOptions{})
 	c.must(err)
 	w.issue(time.Time{})
@@ -214,12 +216,12 @@ func (w *worker) sees(other string) {
 // certificate has expired.
 func TestNetworkOnly(t *testing.T) {
 	s := node.NewUnderlay(t).Segment(node.Media{})
-	c := &cluster{machine: &machine{t: t, Node: s.Node()}}
+	c := &cluster{machine: &machine{t: t, Node: s.Node(), name: "server"}}
 	c.config = &rest.Config{Host: "https://" + c.forward("127.0.0.1:6443"), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 100, Burst: 100}
 	var err error
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
-	c.flags = c.apiServerFlags(c.Uplink.Addresses[0].Addr().String())
+	c.flags = c.apiServerFlags()
 	c.startControlPlane()
 	a, b := c.newWorker(s), c.newWorker(s)
 
@@ -228,8 +230,8 @@ func TestNetworkOnly(t *testing.T) {
 	a.reports("bind a ClusterRole with get, list and watch of nodes to the group system:nodes")
 	c.allowNodes()
 	a.reports("no podCIDRs for node " + a.name)
-	c.control = append(c.control, c.start("kube-controller-manager", "--kubeconfig", c.write("admin.conf", c.kubeconfig(token)), "--leader-elect=false",
-		"--controllers", "node-ipam-controller", "--allocate-node-cidrs", "--cluster-cidr", podSubnets, "--node-cidr-mask-size-ipv4", "24", "--node-cidr-mask-size-ipv6", "64"))
+	c.control = append(c.control, c.start("kube-controller-manager", append(podCIDRs, "--kubeconfig", c.write("admin.conf", c.kubeconfig(token)), "--leader-elect=false",
+		"--controllers", "node-ipam-controller")...))
 	for _, w := range []*worker{a, b} {
 		w.connected()
 		w.add("first")
