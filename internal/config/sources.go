@@ -11,7 +11,7 @@ import (
 
 // Sources says where pods are declared.
 type Sources struct {
-	Manifests  string   `key:"manifests" help:"directory of manifests whose pods huskd keeps running; empty for none"`
+	Manifests  string   `key:"manifests" help:"directory whose manifests, the .yaml, .yml and .json files, huskd keeps running; empty for none"`
 	Web        string   `key:"manifest-url" help:"http:// or https:// URL of a manifest whose pods huskd keeps running; empty for none. SSL_CERT_FILE in huskd's environment replaces the system's CA certificates"`
 	WebHeader  []string `key:"manifest-url-header" help:"HTTP headers of the requests for it, NAME: VALUE"`
 	WebSeconds int      `key:"manifest-url-interval" help:"seconds between requests for it"`

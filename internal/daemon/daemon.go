@@ -105,8 +105,9 @@ type daemon struct {
 	agent      *agent.Agent
 	workloads  *controller.Controller
 	objects    *objects.Store
-	devices    *deviceplugin.Manager // nil outside of a cluster
-	orphans    map[string]error      // directories of pods without a record, and why they were kept
+	devices    *deviceplugin.Manager            // nil outside of a cluster
+	manifests  atomic.Pointer[source.Directory] // nil without one
+	orphans    map[string]error                 // directories of pods without a record, and why they were kept
 	events     cri.Events
 	streams    *stream.Server
 }
@@ -499,9 +500,10 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 			running = append(running, st.Attachment)
 		}
 	}
+	declared := d.manifests.Load().Report()
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
-		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Orphans: d.orphans,
+		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Orphans: d.orphans, Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
 	})
 }
 

@@ -23,8 +23,9 @@ func runSources(ctx context.Context, d *daemon, running *errgroup.Group) error {
 	})
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{
-			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Services: d.services.Declared() != nil, Note: noteUnused(d), Deliver: d.objects.Declare,
+			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Services: d.services.Declared() != nil, Refused: noteRefused(d), Note: noteUnused(d), Deliver: d.objects.Declare,
 		}
+		d.manifests.Store(directory)
 		running.Go(func() error { return directory.Run(ctx) })
 	}
 	if d.cfg.Web != "" {
@@ -68,6 +69,13 @@ func declare(d *daemon) func(source.Set, manifest.Objects) {
 		d.agent.Share(all)
 		d.workloads.Share(all)
 		d.policy.PodChanged()
+	}
+}
+
+// noteRefused returns what says that a file of the manifests directory is refused.
+func noteRefused(d *daemon) func(reason string) {
+	return func(reason string) {
+		d.agent.Events.Add(event.Event{Warning: true, Reason: "ManifestRefused", Message: reason})
 	}
 }
 

@@ -44,6 +44,9 @@ type Host struct {
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
 	Root        string
+	// Manifests says why files of the manifests directory are refused, and IgnoredManifests are the
+	// files that aren't read.
+	Manifests, IgnoredManifests []string
 	// Orphans are directories of pods that have no record, and why they were kept.
 	Orphans map[string]error
 }
@@ -87,6 +90,7 @@ func Examine(h Host) []*huskv1.Check {
 	var fs unix.Statfs_t
 	err = unix.Statfs(h.Root, &fs)
 	d.disk(h.Root, fs, err)
+	d.manifests(h.Manifests, h.IgnoredManifests)
 	d.orphans(h.Orphans)
 	d.self()
 	return d.checks
@@ -140,6 +144,16 @@ func (d *diagnosis) runtime(h monitor.Handlers, named []oci.Handler) {
 func (d *diagnosis) names(err error) {
 	if err != nil {
 		d.add("DNS", fail, "pods don't find each other by name: "+err.Error(), "see which program has the port: ss -lnptu sport = 53; let it listen on fewer addresses, or set dns = \"off\"")
+	}
+}
+
+// manifests checks the manifests directory.
+func (d *diagnosis) manifests(problems, ignored []string) {
+	for _, problem := range problems {
+		d.add("manifests", warn, problem, "")
+	}
+	if len(ignored) > 0 {
+		d.add("manifests", note, strings.Join(ignored, ", ")+": not read, because manifests end with .yaml, .yml or .json", "")
 	}
 }
 

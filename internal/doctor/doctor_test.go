@@ -143,6 +143,11 @@ func TestFindings(t *testing.T) {
 			d.disk("/r", unix.Statfs_t{Bsize: 1 << 20, Blocks: 100, Bavail: 50, Files: 100, Ffree: 4}, nil)
 		}, []string{"warn disk: 4 of 100 inodes are free below /r -> husk image prune --all frees what no container uses"}},
 		"no disk": {func(d *diagnosis) { d.disk("/r", unix.Statfs_t{}, unix.ENOENT) }, []string{"fail disk: statfs /r: no such file or directory"}},
+		"manifests": {func(d *diagnosis) {
+			d.manifests([]string{"/m/a.yaml:4: pod default/a: no"}, []string{"README", "web.yaml~"})
+		}, []string{
+			"warn manifests: /m/a.yaml:4: pod default/a: no",
+			"note manifests: README, web.yaml~: not read, because manifests end with .yaml, .yml or .json"}},
 		"orphans": {func(d *diagnosis) {
 			d.orphans(map[string]error{"/r/pods/y": errors.New("busy"), "/r/pods/x": errors.New("not empty")})
 		}, []string{

@@ -34,6 +34,9 @@ type Sources struct {
 	Sandboxes  func() []sandbox.Status
 	Containers func() []container.Status
 	Images     func() []image.Image
+	// Refused returns the number of problems for which files in the manifests directory are
+	// refused.
+	Refused func() int
 	// Debts returns the number of network debts.
 	Debts func() int
 	// Nodes returns the state of the other nodes of the pod network.
@@ -172,6 +175,7 @@ var (
 	containers = prometheus.NewDesc("husk_containers", "Containers.", []string{"state"}, nil)
 	images     = prometheus.NewDesc("husk_images", "Images.", nil, nil)
 	imageBytes = prometheus.NewDesc("husk_image_bytes", "Size of all images' blobs.", nil, nil)
+	refused    = prometheus.NewDesc("husk_manifest_problems", "Problems of files in the manifests directory, which are refused for them.", nil, nil)
 	debts      = prometheus.NewDesc("husk_network_debts", "Attachments of pods that are gone, still to be undone.", nil, nil)
 	peers      = prometheus.NewDesc("husk_network_nodes", "Other nodes of the pod network, by the way that packets take to them; none if they can't reach them.", []string{"way"}, nil)
 	peerRTT    = prometheus.NewDesc("husk_network_node_rtt_seconds", "Round-trip time to a node.", []string{"node"}, nil)
@@ -182,7 +186,7 @@ var (
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts, peers, peerRTT, peerLoss, unsummed, denied} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, denied} {
 		to <- d
 	}
 }
@@ -213,6 +217,7 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	}
 	gauge(images, float64(len(list)))
 	gauge(imageBytes, float64(bytes))
+	gauge(refused, float64(v.Refused()))
 	gauge(debts, float64(v.Debts()))
 	v.collectDenied(to)
 	clear(inState)

@@ -154,6 +154,13 @@ func TestBadDirectory(t *testing.T) {
 	write(t, n, "manifests/good.yaml", podOf("good", only("tty: false")))
 	ready("good")
 	logged(`bad.yaml:4: pod default/bad: spec.containers\[0\].volumeDevices: not supported yet: remove it`)
+	refusal := regexp.MustCompile(`manifests/bad.yaml:4: pod default/bad: spec.containers\[0\].volumeDevices: not supported yet: remove it`)
+	if out := n.Husk("doctor").Stdout; !refusal.MatchString(out) {
+		t.Errorf("husk doctor doesn't name the refused file:\n%s", out)
+	}
+	if out := n.MustHusk("events"); !refusal.MatchString(out) || !strings.Contains(out, "ManifestRefused") {
+		t.Errorf("husk events doesn't name the refused file:\n%s", out)
+	}
 	began := findPod(t, n, "good").Containers[0].Started
 	write(t, n, "manifests/good.yaml", podOf("good", only("command: {}")))
 	logged(`good.yaml:4: pod default/good: spec.containers\[0\].command: `)

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -113,8 +114,11 @@ func (s *Set) Add(f *manifest.File) {
 	}
 }
 
-// Directory is a directory of manifests. It reads all files whose names don't begin with a dot, but
-// no subdirectories.
+// extensions are those of manifests in a directory.
+var extensions = []string{".yaml", ".yml", ".json"}
+
+// Directory is a directory of manifests. It reads the files with one of the extensions whose names
+// don't begin with a dot, but no subdirectories. It ignores others, such as an editor's.
 type Directory struct {
 	Path string
 	Node string // name of this node
@@ -123,6 +127,9 @@ type Directory struct {
 	Policies bool
 	// Services accepts Services. Set it if they are served.
 	Services bool
+	// Refused is called when a file or a part of it is refused, or the directory can't be read:
+	// once until the reason changes. It may be nil.
+	Refused func(reason string)
 	// Note is called when a file is read that has an object without effect.
 	Note func(path string, unused manifest.Unused)
 	// Deliver is called with the complete set once it is known and after each change.
@@ -132,6 +139,29 @@ type Directory struct {
 	present    map[string]bool   // the files of the last listing
 	hidden     map[string]bool   // the files that can't be read and may have policies
 	lastErrors map[string]string // the last error logged for each file
+	faults     map[string]string // why the directory or a file can't be read
+	conflicts  []string          // what the last set lacks, because another file declares it
+	report     atomic.Pointer[Report]
+}
+
+// Report is what someone should know of a directory of manifests.
+type Report struct {
+	// Problems say why a file, or a part of it, is refused.
+	Problems []string
+	// Ignored are the names of files that aren't read because of their extension.
+	Ignored []string
+}
+
+// Report returns the last report. It may be called while Run runs. That of a nil Directory is
+// empty.
+func (d *Directory) Report() Report {
+	if d == nil {
+		return Report{}
+	}
+	if r := d.report.Load(); r != nil {
+		return *r
+	}
+	return Report{}
 }
 
 // file is the last valid version of a manifest.
@@ -143,7 +173,7 @@ type file struct {
 // Run watches the directory until ctx ends.
 func (d *Directory) Run(ctx context.Context) error {
 	d.files, d.lastErrors = map[string]*file{}, map[string]string{}
-	d.hidden = map[string]bool{}
+	d.hidden, d.faults = map[string]bool{}, map[string]string{}
 	watch, err := filewatch.New(0)
 	if err != nil {
 		return fmt.Errorf("manifests: watch %s: %w", d.Path, err)
@@ -154,30 +184,41 @@ func (d *Directory) Run(ctx context.Context) error {
 		if err := watch.Add(d.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			d.logOnce(inotifyKey, fmt.Errorf("%s can't be watched and is only read every %v: %w", d.Path, resync, err))
 		}
-		if d.scan() {
+		changed, ignored := d.scan()
+		if changed {
 			d.Deliver(d.set())
 		}
+		var problems []string
+		for _, path := range slices.Sorted(maps.Keys(d.faults)) {
+			problems = append(problems, d.faults[path])
+		}
+		d.report.Store(&Report{Problems: append(problems, d.conflicts...), Ignored: ignored})
 		watch.Wait(ctx, resync, nil)
 	}
 	return nil
 }
 
-// scan reads changed files and reports whether the set may have changed.
-func (d *Directory) scan() bool {
+// scan reads changed files and reports whether the set may have changed. It returns the names that
+// it ignores.
+func (d *Directory) scan() (changed bool, ignored []string) {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
-		d.logOnce(d.Path, fmt.Errorf("the pods from it are kept: %w", err))
-		return false
+		d.refuse(d.Path, fmt.Errorf("the pods from it are kept: %w", err))
+		return false, d.Report().Ignored
 	}
-	delete(d.lastErrors, d.Path)
+	d.accept(d.Path)
 	present := map[string]bool{}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
+		if !slices.Contains(extensions, filepath.Ext(e.Name())) {
+			ignored = append(ignored, e.Name())
+			continue
+		}
 		present[filepath.Join(d.Path, e.Name())] = true
 	}
-	changed := d.present == nil || !maps.Equal(d.present, present)
+	changed = d.present == nil || !maps.Equal(d.present, present)
 	d.present = present
 	for path := range present {
 		if d.read(path) {
@@ -191,7 +232,8 @@ func (d *Directory) scan() bool {
 			delete(d.lastErrors, path)
 		}
 	}
-	return changed
+	maps.DeleteFunc(d.faults, func(path string, _ string) bool { return path != d.Path && !present[path] })
+	return changed, ignored
 }
 
 // read reads a file and reports whether its content changed. If the file is unreadable or invalid,
@@ -202,20 +244,20 @@ func (d *Directory) read(path string) bool {
 		return false // removed after it was listed: the next scan notices
 	}
 	if err != nil {
-		d.logOnce(path, d.notePodsKept(path, err))
+		d.refuse(path, d.notePodsKept(path, err))
 		return d.hide(path, !errors.Is(err, errNotFile))
 	}
 	sum := sha256.Sum256(data)
 	if had := d.files[path]; had != nil && had.sum == sum {
-		delete(d.lastErrors, path)
+		d.accept(path)
 		return false
 	}
 	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path, Policies: d.Policies, Services: d.Services})
 	if err != nil {
-		d.logOnce(path, d.notePodsKept(path, err))
+		d.refuse(path, d.notePodsKept(path, err))
 		return d.hide(path, bytes.Contains(data, []byte(manifest.KindNetworkPolicy)) || bytes.Contains(data, []byte("Namespace")))
 	}
-	delete(d.lastErrors, path)
+	d.accept(path)
 	d.files[path] = &file{sum, parsed}
 	for _, unused := range parsed.Unused {
 		d.Note(path, unused)
@@ -237,7 +279,7 @@ func (d *Directory) notePodsKept(path string, err error) error {
 	return err
 }
 
-var errNotFile = errors.New("is not a regular file: move it elsewhere, or begin its name with a dot")
+var errNotFile = errors.New("is not a regular file: move it elsewhere, or take away its extension")
 
 func readFile(path string) ([]byte, error) {
 	// Opening a FIFO would block.
@@ -263,6 +305,7 @@ func readFile(path string) ([]byte, error) {
 // set returns the pods of all files. If two files declare the same pod, the one that sorts first
 // wins.
 func (d *Directory) set() Set {
+	d.conflicts = nil
 	from := map[string]string{}
 	set := NewSet(File)
 	for _, path := range slices.Sorted(maps.Keys(d.present)) {
@@ -277,7 +320,7 @@ func (d *Directory) set() Set {
 			pod := &d.files[path].Pods[i]
 			name := pod.Namespace + "/" + pod.Name
 			if first, ok := from[name]; ok {
-				d.logOnce(path, fmt.Errorf("pod %s is already declared in %s: rename one", name, first))
+				d.conflict(path, fmt.Errorf("pod %s is already declared in %s: rename one", name, first))
 				continue
 			}
 			from[name] = path
@@ -285,7 +328,7 @@ func (d *Directory) set() Set {
 		}
 		for _, w := range d.files[path].File.Workloads {
 			if first, ok := from[w.String()]; ok {
-				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", w.Ref, first))
+				d.conflict(path, fmt.Errorf("%s is already declared in %s: rename one", w.Ref, first))
 				continue
 			}
 			from[w.String()] = path
@@ -294,7 +337,7 @@ func (d *Directory) set() Set {
 		d.addServices(&set, path, from)
 		for key, object := range d.files[path].Objects {
 			if first, ok := from[key]; ok {
-				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", strings.ToLower(key), first))
+				d.conflict(path, fmt.Errorf("%s is already declared in %s: rename one", strings.ToLower(key), first))
 				continue
 			}
 			from[key] = path
@@ -302,7 +345,7 @@ func (d *Directory) set() Set {
 		}
 		for name, labels := range d.files[path].Namespaces {
 			if first, ok := from["namespace "+name]; ok {
-				d.logOnce(path, fmt.Errorf("namespace %s is already declared in %s: remove one", name, first))
+				d.conflict(path, fmt.Errorf("namespace %s is already declared in %s: remove one", name, first))
 				continue
 			}
 			from["namespace "+name] = path
@@ -311,7 +354,7 @@ func (d *Directory) set() Set {
 		for i := range d.files[path].File.Policies {
 			p := &d.files[path].File.Policies[i]
 			if first, ok := from[p.Name]; ok {
-				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", p.Name, first))
+				d.conflict(path, fmt.Errorf("%s is already declared in %s: rename one", p.Name, first))
 				continue
 			}
 			from[p.Name] = path
@@ -325,7 +368,7 @@ func (d *Directory) set() Set {
 func (d *Directory) addServices(set *Set, path string, from map[string]string) {
 	free := func(name string) bool {
 		if first, ok := from[name]; ok {
-			d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", name, first))
+			d.conflict(path, fmt.Errorf("%s is already declared in %s: rename one", name, first))
 			return false
 		}
 		from[name] = path
@@ -343,11 +386,38 @@ func (d *Directory) addServices(set *Set, path string, from map[string]string) {
 	}
 }
 
-// logOnce logs an error of a file, unless it is the same as the file's last one.
-func (d *Directory) logOnce(path string, err error) {
+// refuse notes why the directory or a file can't be read.
+func (d *Directory) refuse(path string, err error) {
+	d.faults[path] = oneLine(err)
+	if d.logOnce(path, err) && d.Refused != nil {
+		d.Refused(oneLine(err))
+	}
+}
+
+// accept notes that the directory or a file could be read.
+func (d *Directory) accept(path string) {
+	delete(d.faults, path)
+	delete(d.lastErrors, path)
+}
+
+// conflict notes why a part of a file isn't in the set.
+func (d *Directory) conflict(path string, err error) {
+	text := path + ": " + oneLine(err)
+	d.conflicts = append(d.conflicts, text)
+	if d.logOnce(path, err) && d.Refused != nil {
+		d.Refused(text)
+	}
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// logOnce logs an error of a file, unless it is the same as the file's last one. It reports whether
+// it has.
+func (d *Directory) logOnce(path string, err error) bool {
 	if d.lastErrors[path] == err.Error() {
-		return
+		return false
 	}
 	d.lastErrors[path] = err.Error()
-	d.Log.Error("manifests: "+strings.ReplaceAll(err.Error(), "\n", "; "), "file", path)
+	d.Log.Error("manifests: "+oneLine(err), "file", path)
+	return true
 }

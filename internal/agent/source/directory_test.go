@@ -36,6 +36,8 @@ type directoryTest struct {
 	policies, hidden []string
 	seq              int
 	log              bytes.Buffer
+	refused          []string
+	d                *Directory
 }
 
 func (w *directoryTest) Write(p []byte) (int, error) {
@@ -49,11 +51,17 @@ func (w *directoryTest) note(location string, unused manifest.Unused) {
 	_, _ = fmt.Fprintf(w, "%s: %v\n", location, unused)
 }
 
+func (w *directoryTest) refuse(reason string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refused = append(w.refused, reason)
+}
+
 func watch(t *testing.T, dir string) *directoryTest {
 	w := &directoryTest{t: t, dir: dir}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Policies: true, Note: w.note, Deliver: func(set Set) {
+	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Policies: true, Note: w.note, Refused: w.refuse, Deliver: func(set Set) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seq++
@@ -69,6 +77,7 @@ func watch(t *testing.T, dir string) *directoryTest {
 			w.unread = append(w.unread, filepath.Base(path))
 		}
 	}}
+	w.d = d
 	go func() { done <- d.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
@@ -119,16 +128,23 @@ func TestDeliversInitialSetAndChanges(t *testing.T) {
 	w.expect("b")
 	w.write("a.yaml", fmt.Sprintf(pod, "a1")+"---\n"+fmt.Sprintf(pod, "a2"))
 	w.expect("a1", "a2", "b")
+	w.write("web.yaml~", fmt.Sprintf(pod, "editor"))
+	w.write("notes", fmt.Sprintf(pod, "notes"))
+	w.write("d.json", `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "d"}, "spec": {"containers": [{"name": "c", "image": "localhost/x"}]}}`)
 	w.write(".hidden.yaml", fmt.Sprintf(pod, "hidden"))
 	w.write(".tmp", fmt.Sprintf(pod, "c"))
-	if err := os.Rename(filepath.Join(w.dir, ".tmp"), filepath.Join(w.dir, "c")); err != nil {
+	if err := os.Rename(filepath.Join(w.dir, ".tmp"), filepath.Join(w.dir, "c.yml")); err != nil {
 		t.Fatal(err)
 	}
-	w.expect("a1", "a2", "b", "c")
+	w.expect("a1", "a2", "b", "c", "d")
+	w.eventually("what is ignored", func() bool {
+		r := w.d.Report()
+		return len(r.Problems) == 0 && slices.Equal(r.Ignored, []string{"notes", "web.yaml~"})
+	})
 	if err := os.Remove(filepath.Join(w.dir, "a.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	w.expect("b", "c")
+	w.expect("b", "c", "d")
 }
 
 // TestPolicies checks that policies are delivered, that a mistake keeps the last ones, and that a
@@ -185,23 +201,41 @@ func TestFaultRemovesNothing(t *testing.T) {
 
 func TestUnreadableFilesAreReported(t *testing.T) {
 	w := watch(t, t.TempDir())
-	if err := os.Mkdir(filepath.Join(w.dir, "dir"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(w.dir, "dir.yaml"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mkfifo(filepath.Join(w.dir, "fifo"), 0o600); err != nil {
+	if err := syscall.Mkfifo(filepath.Join(w.dir, "fifo.yaml"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("loop", filepath.Join(w.dir, "loop")); err != nil {
+	if err := os.Symlink("loop.yaml", filepath.Join(w.dir, "loop.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	w.write("big", strings.Repeat("#", maxFile+1))
-	w.write("a", fmt.Sprintf(pod, "web"))
-	w.write("b", fmt.Sprintf(pod, "web"))
-	w.expectLog("dir: is not a regular file")
-	w.expectLog("fifo: is not a regular file")
-	w.expectLog("loop: too many levels")
-	w.expectLog("big: is larger than 10 MiB")
-	w.expectLog("pod default/web is already declared in " + filepath.Join(w.dir, "a"))
+	w.write("big.yaml", strings.Repeat("#", maxFile+1))
+	w.write("a.yaml", fmt.Sprintf(pod, "web"))
+	w.write("b.yaml", fmt.Sprintf(pod, "web"))
+	w.expectLog("dir.yaml: is not a regular file")
+	w.expectLog("fifo.yaml: is not a regular file")
+	w.expectLog("loop.yaml: too many levels")
+	w.expectLog("big.yaml: is larger than 10 MiB")
+	w.expectLog("pod default/web is already declared in " + filepath.Join(w.dir, "a.yaml"))
 	w.expect("web")
-	w.eventually("the unread files", func() bool { return slices.Equal(w.unread, []string{"big", "dir", "fifo", "loop"}) })
+	w.eventually("the unread files", func() bool { return slices.Equal(w.unread, []string{"big.yaml", "dir.yaml", "fifo.yaml", "loop.yaml"}) })
+	w.eventually("the report", func() bool {
+		var files []string
+		for _, problem := range w.d.Report().Problems {
+			file, _, _ := strings.Cut(filepath.Base(strings.TrimPrefix(problem, "stat ")), ":")
+			files = append(files, file)
+		}
+		return slices.Equal(files, []string{"big.yaml", "dir.yaml", "fifo.yaml", "loop.yaml", "a.yaml"}) && len(w.refused) >= 5
+	})
+	// What is cured or removed is no longer reported.
+	for _, name := range []string{"big.yaml", "dir.yaml", "loop.yaml", "b.yaml"} {
+		if err := os.Remove(filepath.Join(w.dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.eventually("the report without what was removed", func() bool {
+		problems := w.d.Report().Problems
+		return len(problems) == 1 && strings.Contains(problems[0], "fifo.yaml: is not a regular file")
+	})
 }
