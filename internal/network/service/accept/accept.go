@@ -85,11 +85,18 @@ const (
 	maxAffinity     = 24 * time.Hour
 )
 
-// Ignored reports whether another proxy than the cluster's takes care of an object, by the label
+// OtherProxy reports whether another proxy than the cluster's takes care of a Service, by the label
 // service.kubernetes.io/service-proxy-name.
-func Ignored(labels map[string]string) bool {
-	_, other := labels["service.kubernetes.io/service-proxy-name"]
+func OtherProxy(from *corev1.Service) bool {
+	_, other := from.Labels["service.kubernetes.io/service-proxy-name"]
 	return other
+}
+
+// ForDNS reports whether an EndpointSlice is for DNS only, by the label
+// service.kubernetes.io/headless. Those that Kubernetes makes for headless Services have it.
+func ForDNS(from *discoveryv1.EndpointSlice) bool {
+	_, headless := from.Labels[corev1.IsHeadlessService]
+	return headless
 }
 
 // Service reads a Service. One without cluster IPs is headless or has an ExternalName.

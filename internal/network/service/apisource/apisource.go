@@ -155,7 +155,7 @@ func (r *run) follow(ctx context.Context) {
 		Keep: func(from *corev1.Service) (*service.Service, bool) {
 			s, problems := accept.Service(from)
 			r.mistaken(problems)
-			return &s, !accept.Ignored(from.Labels)
+			return &s, !accept.OtherProxy(from)
 		},
 		Equal: func(a, b *service.Service) bool { return reflect.DeepEqual(a, b) },
 		Changed: func(d cluster.Difference[*service.Service]) {
@@ -167,7 +167,7 @@ func (r *run) follow(ctx context.Context) {
 		Keep: func(from *discoveryv1.EndpointSlice) (*service.Slice, bool) {
 			s, problems := accept.Slice(from)
 			r.mistaken(problems)
-			return &s, !accept.Ignored(from.Labels)
+			return &s, !accept.ForDNS(from)
 		},
 		Equal: func(a, b *service.Slice) bool { return reflect.DeepEqual(a, b) },
 		Changed: func(d cluster.Difference[*service.Slice]) {
