@@ -14,8 +14,11 @@ func (q debugHandler) Enabled(ctx context.Context, _ slog.Level) bool {
 	return q.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-// Handle logs a record at debug level.
+// Handle logs a record at debug level. klog hands over errors without asking Enabled.
 func (q debugHandler) Handle(ctx context.Context, r slog.Record) error {
+	if !q.Enabled(ctx, r.Level) {
+		return nil
+	}
 	r.Level = slog.LevelDebug
 	return q.Handler.Handle(ctx, r)
 }
