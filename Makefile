@@ -93,7 +93,7 @@ KUBERNETES_BUILD = -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gi
 
 # What a cluster needs beside huskd, Kubernetes' own tests, and the programs in the tests' images.
 kubernetes:
-	cd test/interop/coredns && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBERNETES)/ .
+	cd test/interop/kubelet/coredns && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBERNETES)/ .
 	cd test/interop/kubelet && $(GO) build $(KUBERNETES_BUILD) -o $(KUBERNETES)/ ./pause github.com/onsi/ginkgo/v2/ginkgo k8s.io/sample-apiserver \
 	$(addprefix k8s.io/kubernetes/,$(addprefix cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl) $(addprefix test/images/,agnhost nonewprivs regression-issue-74839))
 	cd test/interop/kubelet && $(GO) test -c -vet=off $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
@@ -103,8 +103,18 @@ test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests, built her
 	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
 	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -nodes $(or $(NODES),1) -backend $(or $(BACKEND),host-gw) -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
 
+# Where the programs of test-kubeadm are: the other tests use Debian's etcd.
+KUBEADM = $(CURDIR)/out/kubeadm
+
+test-kubeadm: deps ## run the commands of docs/kubeadm.md with Kubernetes and etcd, built here, as root
+	$(GO) build -o $(KUBEADM)/ ./cmd/...
+	cd test/interop/kubelet/coredns && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBEADM)/ .
+	cd test/interop/kubelet/etcd && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBEADM)/etcd go.etcd.io/etcd/server/v3
+	cd test/interop/kubelet && $(GO) build $(KUBERNETES_BUILD) -o $(KUBEADM)/ ./pause $(addprefix k8s.io/kubernetes/cmd/,kubeadm kubectl kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy)
+	HUSK_HOST_TESTS=1 HUSK_TEST_KUBERNETES=$(KUBEADM) $(GO) test -count=1 -timeout 60m -v ./test/interop/kubeadm
+
 test-install: PACKAGES += rpm mmdebstrap
-test-install: deps ## build the packages twice, and install, upgrade and remove them in a VM, as root
+test-install: deps test-kubeadm ## build the packages twice, and install, upgrade and remove them in a VM, as root; and test-kubeadm
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 60m -v ./test/install
 
 test-gvisor: deps ## run pods and the drivers' suite with gVisor, built here, as root
@@ -143,4 +153,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build install packages demo demo-nodes unit lint race test test-install test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build install packages demo demo-nodes unit lint race test test-install test-kubeadm test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean
