@@ -24,6 +24,15 @@ func checkDriver(cfg config.Config, facts host.Facts) error {
 	return nil
 }
 
+// openMonitors opens the cgroup for processes that outlive huskd. If that fails, they are started
+// in the cgroup of huskd.
+func openMonitors(d *daemon) {
+	var err error
+	if d.monitors, err = cgroup.OpenMonitors(d.facts.Cgroup, d.instance.Monitors()); err != nil {
+		d.log.Warn("conmon, husk-bgp and husk-wireguard run in the cgroup of huskd", "error", err)
+	}
+}
+
 // podCgroups are the cgroups of pods, as their sandboxes need them.
 type podCgroups struct {
 	tree    *cgroup.QoSTree

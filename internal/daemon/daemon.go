@@ -86,6 +86,7 @@ type daemon struct {
 	journal    *journal.Journal
 	classes    *resourceclass.Classes
 	cgroups    *cgroup.QoSTree
+	monitors   *os.File // directory of the cgroup for processes that outlive huskd; nil on cgroup v1
 
 	images   *image.Store
 	logins   *credentialprovider.Providers // nil without any
@@ -159,6 +160,7 @@ func Run(ctx context.Context, cfg config.Config, reloads Reload) error {
 func (d *daemon) open(ctx context.Context) error {
 	d.metrics = d.newMetrics()
 	d.facts = host.Probe(d.cfg.Root)
+	openMonitors(d)
 	d.meter = stats.New(d.facts.Cgroup, d.inside)
 	var err error
 	if d.resources, err = newNodeResources(d.cfg, d.facts); err != nil {
@@ -258,7 +260,7 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 			Connect: clusterClient(d), Journal: d.journal, Log: d.log,
 		},
 		Instance: d.instance, NodeIPs: ips, Root: d.cfg.Root, State: d.cfg.State,
-		Event: pathEvents(d),
+		Event: pathEvents(d), Monitors: d.monitors,
 	})
 }
 
@@ -562,6 +564,7 @@ func (d *daemon) close() (vacated bool) {
 	}
 	d.server.close()
 	d.tracer.Close()
+	errs = append(errs, cgroup.CloseMonitors(d.monitors))
 	if err := errors.Join(errs...); err != nil {
 		d.log.Error("closing failed", "error", err)
 	}

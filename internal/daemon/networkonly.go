@@ -48,6 +48,7 @@ func (d *daemon) runNetworkOnly(ctx context.Context, socket net.Listener) error 
 func (d *daemon) openNetworkOnly(ctx context.Context) error {
 	d.metrics = d.newMetrics()
 	d.facts = host.Probe(d.cfg.Root)
+	openMonitors(d)
 	if err := openNetworkServer(d); err != nil {
 		return err
 	}

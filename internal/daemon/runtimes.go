@@ -76,11 +76,11 @@ func (d *daemon) findHandlers(ctx context.Context) handlers {
 }
 
 func (d *daemon) monitor() monitor.Config {
-	return monitor.Config{StateDir: filepath.Join(d.cfg.State, "monitor"), Instance: d.instance, Host: d.facts, Systemd: d.cfg.Systemd()}
+	return monitor.Config{StateDir: filepath.Join(d.cfg.State, "monitor"), Instance: d.instance, Host: d.facts, Systemd: d.cfg.Systemd(), Monitors: d.monitors}
 }
 
 func (d *daemon) shim() shim.Config {
-	return shim.Config{StateDir: filepath.Join(d.cfg.State, "shim"), Instance: d.instance, Host: d.facts}
+	return shim.Config{StateDir: filepath.Join(d.cfg.State, "shim"), Instance: d.instance, Host: d.facts, Monitors: d.monitors}
 }
 
 // drivers passes each call to the driver that runs the container.

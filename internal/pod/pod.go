@@ -105,6 +105,10 @@ func (i Instance) ServiceTable() string { return i.Table() + "-service" }
 // without a cgroup parent.
 func (i Instance) Cgroup() string { return "/husk-" + string(i) }
 
+// Monitors returns the cgroup of the processes that outlive huskd, which is beside that of the
+// pods.
+func (i Instance) Monitors() string { return i.Cgroup() + "-monitors" }
+
 // ContainerCgroup returns the cgroup of a container, or of a sandbox's infra process, below that of
 // its pod. Below a systemd slice it is a scope.
 func ContainerCgroup(parent, id string) string {

@@ -144,7 +144,7 @@ func TestStopWaits(t *testing.T) {
 	}
 	t.Setenv(asProgram, "1")
 	socket, ended := filepath.Join(t.TempDir(), "s"), filepath.Join(t.TempDir(), "ended")
-	if err := companion.Start(self, socket, ended); err != nil {
+	if err := companion.Start(nil, self, socket, ended); err != nil {
 		t.Fatal(err)
 	}
 	if err := Stop(socket); err != nil {

@@ -36,6 +36,7 @@ type Config struct {
 	Peers    []Peer
 	Password string // of the sessions with other nodes
 	Cluster  []netip.Prefix
+	Monitors *os.File // directory of the cgroup for the program, or nil
 }
 
 // Speaker starts the program, tells it what to announce, and follows what it has learned.
@@ -251,7 +252,7 @@ func (s *Speaker) connect() (net.Conn, error) {
 	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o700); err != nil {
 		return nil, err
 	}
-	if err := companion.Start(s.program, s.cfg.Socket); err != nil {
+	if err := companion.Start(s.cfg.Monitors, s.program, s.cfg.Socket); err != nil {
 		return nil, err
 	}
 	return net.Dial("unix", s.cfg.Socket)

@@ -39,8 +39,9 @@ const (
 )
 
 // Start starts the companion at a path in the network namespace of the calling thread, and returns
-// when it is ready. One that isn't in time is killed.
-func Start(program string, args ...string) error {
+// when it is ready. One that isn't in time is killed. Cgroup, which may be nil, is the directory of
+// the cgroup to start it in, on cgroup v2.
+func Start(cgroup *os.File, program string, args ...string) error {
 	ready, report, err := os.Pipe()
 	if err != nil {
 		return err
@@ -49,6 +50,9 @@ func Start(program string, args ...string) error {
 	cmd := exec.Command(program, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", report, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cgroup != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
+	}
 	err = cmd.Start()
 	_ = report.Close()
 	if err != nil {

@@ -40,19 +40,19 @@ func TestStart(t *testing.T) {
 	}
 	t.Setenv(asCompanion, "1")
 	file := filepath.Join(t.TempDir(), "file")
-	if err := companion.Start(self, file); err == nil || !strings.HasSuffix(err.Error(), ": no file") {
+	if err := companion.Start(nil, self, file); err == nil || !strings.HasSuffix(err.Error(), ": no file") {
 		t.Errorf("one that fails: %v", err)
 	}
-	if err := companion.Start(self); err == nil || !strings.Contains(err.Error(), "it ended") {
+	if err := companion.Start(nil, self); err == nil || !strings.Contains(err.Error(), "it ended") {
 		t.Errorf("without arguments: %v", err)
 	}
-	if err := companion.Start(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+	if err := companion.Start(nil, filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("one that isn't there: %v", err)
 	}
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := companion.Start(self, file); err != nil {
+	if err := companion.Start(nil, self, file); err != nil {
 		t.Errorf("one that is ready: %v", err)
 	}
 }

@@ -80,7 +80,7 @@ func newHusk(b *testing.B, program string) *lab {
 	for i, n := range l.nodes {
 		// Programs have their sockets in one directory, so the names of their links must differ.
 		n.self.Instance = pod.Instance(fmt.Sprintf("%04x", (2*os.Getpid()+i)&0xffff))
-		o, err := Open(Config{Netns: n.path, Instance: n.self.Instance, StartWireGuard: func(link string, mtu int) error { return companion.Start(program, link, strconv.Itoa(mtu)) }})
+		o, err := Open(Config{Netns: n.path, Instance: n.self.Instance, StartWireGuard: func(link string, mtu int) error { return companion.Start(nil, program, link, strconv.Itoa(mtu)) }})
 		must(b, err)
 		o.SetKeys(n.private)
 		b.Cleanup(func() {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
@@ -38,6 +39,7 @@ type Config struct {
 	NodeIPs     []netip.Addr      // the node's addresses; none to find them
 	Root, State string            // directories of huskd
 	Event       func(nodes.Event) // takes changes of the ways to other nodes
+	Monitors    *os.File          // directory of the cgroup for husk-bgp and husk-wireguard, or nil
 }
 
 // Peering joins the node with others. It is nil, and its methods do nothing, on a node by itself.
@@ -73,7 +75,9 @@ func (n *Peering) open() (err error) {
 	cfg := overlay.Config{Instance: n.cfg.Instance, NodeIPs: n.cfg.NodeIPs}
 	program, missing := companion.Find(wireguard.Program)
 	if missing == nil {
-		cfg.StartWireGuard = func(link string, mtu int) error { return companion.Start(program, link, strconv.Itoa(mtu)) }
+		cfg.StartWireGuard = func(link string, mtu int) error {
+			return companion.Start(n.cfg.Monitors, program, link, strconv.Itoa(mtu))
+		}
 	}
 	if n.kernel, err = overlay.Open(cfg); err != nil {
 		return err
@@ -104,7 +108,7 @@ func (n *Peering) openSpeaker() error {
 		return bgp.Stop(n.bgpSocket())
 	}
 	c := n.cfg.BGP
-	cfg := bgp.Config{Socket: n.bgpSocket(), AS: uint32(c.AS), Cluster: n.cfg.Subnets}
+	cfg := bgp.Config{Socket: n.bgpSocket(), Monitors: n.cfg.Monitors, AS: uint32(c.AS), Cluster: n.cfg.Subnets}
 	var err error
 	if cfg.Password, err = config.ReadPassword("bgp-password-file", c.BGPPassword); err != nil {
 		return err

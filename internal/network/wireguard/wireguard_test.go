@@ -123,7 +123,7 @@ func TestStart(t *testing.T) {
 	for i, path := range paths {
 		netnstest.IP(t, path, fmt.Sprintf("address add 192.0.2.%d/24 dev eth0", i+1))
 		netnstest.IP(t, path, "link set eth0 up")
-		if err := netns.Do(path, func() error { return companion.Start(program, links[i], "1440") }); err != nil {
+		if err := netns.Do(path, func() error { return companion.Start(nil, program, links[i], "1440") }); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _, _ = netnstest.Try(path, "ip", "link", "del", links[i]) })
@@ -142,7 +142,7 @@ func TestStart(t *testing.T) {
 		t.Errorf("the link is %s", show)
 	}
 
-	if err := netns.Do(paths[1], func() error { return companion.Start(program, links[1], "1440") }); err == nil || !strings.Contains(err.Error(), links[1]) {
+	if err := netns.Do(paths[1], func() error { return companion.Start(nil, program, links[1], "1440") }); err == nil || !strings.Contains(err.Error(), links[1]) {
 		t.Errorf("a second program for the link: %v", err)
 	}
 	for i, path := range paths {

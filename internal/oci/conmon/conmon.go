@@ -45,6 +45,8 @@ type Launch struct {
 	// container's program is executed. So the lock lasts as long as any of them exists. It does so
 	// from the moment of the fork, when neither a name nor a record identifies the process.
 	Held *os.File
+	// Cgroup, which may be nil, is the directory of the cgroup to start conmon in, on cgroup v2.
+	Cgroup *os.File
 }
 
 // Lock locks a file for Launch.Held. It returns unix.EWOULDBLOCK while a process holds the lock.
@@ -120,13 +122,17 @@ func (c *Conmon) start(l Launch) error {
 		args = append(args, stateFlag, l.State)
 	}
 	fd := None
+	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &fd}
+	if l.Cgroup != nil {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(l.Cgroup.Fd())
+	}
 	pid, err := syscall.ForkExec(l.Path, append(args, l.Args...), &syscall.ProcAttr{
 		Dir: l.Dir,
 		// TMPDIR is the directory of the console socket, relative to Dir. Without a locale conmon
 		// refuses arguments that aren't ASCII.
 		Env:   []string{"PATH=" + Path, "TMPDIR=.", "LC_ALL=C.UTF-8", fmt.Sprintf("_OCI_SYNCPIPE=%d", report)},
 		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &fd},
+		Sys:   sys,
 	})
 	if err != nil {
 		return err

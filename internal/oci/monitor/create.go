@@ -66,7 +66,7 @@ func (c *container) create(ctx context.Context) error {
 	defer held.Close()
 	m, err := conmon.Start(conmon.Launch{
 		Path: c.Runtime.Conmon, Dir: c.Bundle, State: c.dir, Args: c.createArgs(),
-		Stdio: [3]int{conmon.None, conmon.None, conmon.None}, Held: held,
+		Stdio: [3]int{conmon.None, conmon.None, conmon.None}, Held: held, Cgroup: c.driver.cfg.Monitors,
 	})
 	if err != nil {
 		return err

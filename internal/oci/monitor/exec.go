@@ -103,7 +103,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	if err := pipes.Chown(e.c.StdioOwner); err != nil {
 		return 0, err
 	}
-	m, err := conmon.Start(conmon.Launch{Path: e.c.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.ProgramEnds()})
+	m, err := conmon.Start(conmon.Launch{Path: e.c.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.ProgramEnds(), Cgroup: e.c.driver.cfg.Monitors})
 	pipes.CloseProgramEnds(0, 1, 2)
 	if err != nil {
 		return 0, err

@@ -31,6 +31,7 @@
 package monitor
 
 import (
+	"os"
 	"path/filepath"
 	"sync"
 
@@ -49,6 +50,8 @@ type Config struct {
 	Host     host.Facts
 	// Systemd says that runtimes ask systemd for cgroups that are scopes.
 	Systemd bool
+	// Monitors is the directory of the cgroup for conmon; nil to start it in that of this process.
+	Monitors *os.File
 	// Conmon is the path of conmon; if empty, conmon is looked up.
 	Conmon string
 	// Runtimes are names or paths, best first; if empty, the preferred ones.

@@ -120,7 +120,7 @@ func (c *container) findShim(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	c.Endpoint, err = c.Handler.launch(ctx, c.bundleCopy, c.ID)
+	c.Endpoint, err = c.Handler.launch(ctx, place{c.bundleCopy, c.driver.cfg.Monitors}, c.ID)
 	if err != nil && ctx.Err() == nil {
 		return oci.NewStartError(err.Error())
 	}

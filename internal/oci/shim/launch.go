@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -93,13 +94,19 @@ func (h Handler) options() (*anypb.Any, error) {
 // startLimit bounds a run of the shim's program. Kata doesn't boot anything yet at this point.
 const startLimit = 30 * time.Second
 
-// launch starts a shim for the bundle in dir by the shim's program.
-func (h Handler) launch(ctx context.Context, dir, id string) (endpoint, error) {
+// place is where a shim's program runs.
+type place struct {
+	dir    string
+	cgroup *os.File // its directory, on cgroup v2; nil for this process's
+}
+
+// launch starts a shim for the bundle in a directory by the shim's program.
+func (h Handler) launch(ctx context.Context, in place, id string) (endpoint, error) {
 	input, err := h.startInput(id)
 	if err != nil {
 		return endpoint{}, err
 	}
-	out, complaint, err := h.run(ctx, dir, input, id, "start")
+	out, complaint, err := h.run(ctx, in, input, id, "start")
 	if err != nil {
 		return endpoint{}, err
 	}
@@ -134,14 +141,14 @@ func (h Handler) startInput(id string) ([]byte, error) {
 
 // deleteLeftovers makes the shim's program delete the container of a shim that is gone.
 func (h Handler) deleteLeftovers(ctx context.Context, dir, id string) error {
-	_, _, err := h.run(ctx, dir, nil, id, "-bundle", dir, "delete")
+	_, _, err := h.run(ctx, place{dir: dir}, nil, id, "-bundle", dir, "delete")
 	return err
 }
 
 // version asks the shim's program for its version. Shims older than containerd 1.3 reject -v, and
 // some of them know --version as the only flag.
 func (h Handler) version(ctx context.Context, dir string) string {
-	if out, _, err := h.run(ctx, dir, nil, "version", "-v"); err == nil {
+	if out, _, err := h.run(ctx, place{dir: dir}, nil, "version", "-v"); err == nil {
 		return parseVersion(string(out))
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
@@ -168,17 +175,20 @@ func publisher() string {
 	return "true"
 }
 
-// run runs the shim's program in dir and returns what it printed to stdout and, in one line, to
+// run runs the shim's program and returns what it printed to stdout and, in one line, to
 // stderr. The error is the latter too.
-func (h Handler) run(ctx context.Context, dir string, input []byte, id string, args ...string) (out []byte, complaint string, err error) {
+func (h Handler) run(ctx context.Context, in place, input []byte, id string, args ...string) (out []byte, complaint string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("%s took longer than %v", h.Path, startLimit))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, h.Path, append([]string{"-namespace", namespace, "-id", id, "-address", "", "-publish-binary", publisher()}, args...)...)
-	cmd.Dir = dir
+	cmd.Dir = in.dir
 	cmd.Env = []string{"PATH=" + conmon.Path, "NAMESPACE=" + namespace, "MAX_SHIM_VERSION=2", "GOMAXPROCS=2", ownerVariable + id}
 	cmd.Stdin = bytes.NewReader(input)
 	// The shim's daemon must not die with huskd's terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if in.cgroup != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(in.cgroup.Fd())
+	}
 	// The daemon may have kept the pipes open.
 	cmd.WaitDelay = time.Second
 	var stderr bytes.Buffer

@@ -36,7 +36,7 @@ func (c *container) startLog(ctx context.Context) error {
 	defer held.Close()
 	m, err := conmon.Start(conmon.Launch{
 		Path: c.Handler.Conmon, Dir: c.Bundle, State: c.dir, Args: c.conmonArgs(program),
-		Stdio: [3]int{conmon.None, conmon.None, conmon.None}, Held: held,
+		Stdio: [3]int{conmon.None, conmon.None, conmon.None}, Held: held, Cgroup: c.driver.cfg.Monitors,
 	})
 	if err != nil {
 		return err

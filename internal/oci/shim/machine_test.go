@@ -526,7 +526,7 @@ func TestSilentStart(t *testing.T) {
 	hosttest.Root(t)
 	path := filepath.Join(t.TempDir(), "containerd-shim-silent-v2")
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\necho the reason >&2\n"), 0o755))
-	_, err := Handler{Path: path, Conmon: conmon.Locate("conmon")}.launch(t.Context(), t.TempDir(), "id")
+	_, err := Handler{Path: path, Conmon: conmon.Locate("conmon")}.launch(t.Context(), place{dir: t.TempDir()}, "id")
 	if err == nil || err.Error() != "the shim prints no address: the reason" {
 		t.Errorf("got %v", err)
 	}

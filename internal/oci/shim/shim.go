@@ -23,6 +23,7 @@ package shim
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 
@@ -37,6 +38,9 @@ type Config struct {
 	// Instance is part of the name of the cgroup that Find uses for its probes.
 	Instance pod.Instance
 	Host     host.Facts
+	// Monitors is the directory of the cgroup for conmon and shims; nil to start them in that of this
+	// process.
+	Monitors *os.File
 	// Conmon is the path of conmon; if empty, conmon is looked up.
 	Conmon string
 }
