@@ -1,8 +1,8 @@
 package install
 
 import (
+	"bufio"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +30,7 @@ StandardOutput=tty
 StandardError=tty
 TTYPath=/dev/ttyS1
 Environment=HOME=/root
-ExecStart=/bin/sh -c 'if [ -e /root/rebooted ]; then /root/guest -test.v -test.timeout=10m -test.run=^TestReboot$; else /root/guest -test.v -test.timeout=10m -test.run=^TestInstall$; fi; true'
+ExecStart=/bin/sh -c '/root/guest -test.v -test.timeout=20m -test.run=^$(cat /root/next 2>/dev/null || echo TestInstall)$; true'
 ExecStart=/bin/systemctl --no-block reboot
 `
 
@@ -38,7 +38,7 @@ ExecStart=/bin/systemctl --no-block reboot
 // and systemd, with pods that run meanwhile. See package guest.
 func TestMachine(t *testing.T) {
 	hosttest.Root(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Minute)
 	defer cancel()
 	dir := t.TempDir()
 	root := filepath.Join(dir, "root")
@@ -52,8 +52,7 @@ func TestMachine(t *testing.T) {
 	run(t, "mkdir", root)
 	run(t, "tar", "-C", root, "-xf", filepath.Join(base, "root.tar"))
 	for name, version := range map[string]string{"older": "1.0.0", "newer": "1.1.0"} {
-		t.Setenv("PACKAGE_VERSION", version)
-		run(t, "cp", one(t, packages(t, "amd64"), "husk_*_amd64.deb"), filepath.Join(root, "root", name+".deb"))
+		run(t, "cp", one(t, release(t, version), "husk_*_amd64.deb"), filepath.Join(root, "root", name+".deb"))
 	}
 	t.Setenv("CGO_ENABLED", "0")
 	run(t, "go", "test", "-c", "-tags", "vm", "-ldflags", "-s -w", "-o", filepath.Join(root, "root/guest"), "./guest")
@@ -76,21 +75,22 @@ func TestMachine(t *testing.T) {
 	run(t, "ln", "-s", "/etc/systemd/system/guest.service", filepath.Join(root, "etc/systemd/system/multi-user.target.wants/guest.service"))
 	disk := filepath.Join(dir, "disk")
 	run(t, "mke2fs", "-q", "-t", "ext4", "-d", root, disk, "3G")
-	for _, test := range []string{"TestInstall", "TestReboot"} {
+	for _, test := range []string{"TestInstall", "TestReboot", "TestPurge"} {
 		began := time.Now()
-		out := boot(ctx, t, root, disk)
-		t.Logf("%s: the machine ran for %v\n%s", test, time.Since(began).Round(time.Second), out)
+		out := boot(ctx, t, test, root, disk)
+		t.Logf("%s: the machine ran for %v", test, time.Since(began).Round(time.Second))
 		if !strings.Contains(out, "--- PASS: "+test) {
 			t.Fatalf("%s fails", test)
 		}
 	}
 }
 
-// boot boots the machine, waits until it reboots, and returns what the test printed.
-func boot(ctx context.Context, t *testing.T, root, disk string) string {
+// boot boots the machine, waits until it reboots, and returns what the test in it printed, which is
+// logged line by line. The console of the kernel and of systemd is the artifact TEST.console.
+func boot(ctx context.Context, t *testing.T, test, root, disk string) string {
 	t.Helper()
 	file := func(pattern string) string { return one(t, filepath.Join(root, "boot"), pattern) }
-	console := filepath.Join(filepath.Dir(disk), "console")
+	console := filepath.Join(t.ArtifactDir(), test+".console")
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -98,10 +98,22 @@ func boot(ctx context.Context, t *testing.T, root, disk string) string {
 		"-drive", "file="+disk+",if=virtio,format=raw,cache=unsafe",
 		"-kernel", file("vmlinuz-*"), "-initrd", file("initrd.img-*"),
 		"-append", "root=/dev/vda rw console=ttyS0 random.trust_cpu=on mitigations=off no5lvl panic=-1")
-	out, err := cmd.CombinedOutput()
-	if err != nil || len(out) == 0 {
-		log, _ := os.ReadFile(console)
-		t.Fatalf("virtual machine: %v\n%s\nits console:\n%s", fmt.Sprint(err, context.Cause(ctx)), out, log)
+	var out, errs strings.Builder
+	cmd.Stderr = &errs
+	pipe, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
 	}
-	return strings.ReplaceAll(string(out), "\r\n", "\n")
+	if err != nil {
+		t.Fatalf("virtual machine: %v", err)
+	}
+	for lines := bufio.NewScanner(pipe); lines.Scan(); {
+		t.Log(lines.Text()) // without the \r of the port's driver
+		out.WriteString(lines.Text() + "\n")
+	}
+	if err := cmd.Wait(); err != nil || out.Len() == 0 {
+		log, _ := os.ReadFile(console)
+		t.Fatalf("virtual machine: %v, %v\n%s\nits console:\n%s", err, context.Cause(ctx), errs.String(), log)
+	}
+	return out.String()
 }

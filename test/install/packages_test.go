@@ -26,14 +26,40 @@ func run(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// packages builds the packages of the working tree and returns their directory. Arch may name the
-// only architecture.
-func packages(t *testing.T, arch ...string) string {
+// packages builds the packages of the working tree and returns their directory.
+func packages(t *testing.T) string {
 	t.Helper()
 	began, dir := time.Now(), t.TempDir()
-	run(t, "../../packaging/packages.sh", append([]string{dir}, arch...)...)
+	run(t, "../../packaging/packages.sh", dir)
 	t.Logf("built after %v", time.Since(began).Round(time.Second))
 	return dir
+}
+
+// releases are the directories of packages by their version, and where they are.
+var (
+	releases   = map[string]string{}
+	releaseDir string
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	if releaseDir, err = os.MkdirTemp("", "husk-releases-"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(releaseDir)
+	os.Exit(code)
+}
+
+// release returns the directory of the packages for amd64 of a version, which are built once.
+func release(t *testing.T, version string) string {
+	t.Helper()
+	if releases[version] == "" {
+		dir := filepath.Join(releaseDir, version)
+		run(t, "env", "PACKAGE_VERSION="+version, "../../packaging/packages.sh", dir, "amd64")
+		releases[version] = dir
+	}
+	return releases[version]
 }
 
 // one returns the only file that matches a pattern.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // The files of package install in the machine.
@@ -67,6 +72,17 @@ func TestInstall(t *testing.T) {
 	began := time.Now()
 	run(t, "apt-get", "install", "-y", older)
 	run(t, "husk", "image", "load", image)
+	run(t, "husk", "run", "-d", "-p", "8080:80", "--name", "first", "localhost/web:1")
+	eventually(t, "127.0.0.1:8080 answers", func() bool {
+		answer, err := http.Get("http://127.0.0.1:8080/")
+		if err != nil {
+			return false
+		}
+		defer answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+	t.Logf("a pod of husk run -p 8080:80 answers %v after the start of apt-get install", time.Since(began).Round(time.Second))
+	run(t, "husk", "rm", "-f", "first")
 	write(t, "/root/pods.yaml", manifests)
 	run(t, "husk", "run", "--wait", "/root/pods.yaml")
 	t.Logf("pods run %v after the start of apt-get install", time.Since(began).Round(time.Second))
@@ -123,21 +139,64 @@ func TestInstall(t *testing.T) {
 	if got := run(t, "systemd-inhibit", "--list"); !strings.Contains(got, "huskd") {
 		t.Errorf("the inhibitor locks are %s", got)
 	}
+	if got := strings.TrimSpace(run(t, "cat", "/sys/fs/cgroup/system.slice/huskd.service/cgroup.procs")); got != run(t, "systemctl", "show", "-P", "MainPID", "huskd") {
+		t.Errorf("huskd.service has the processes\n%s", run(t, "ps", "-o", "pid,args", strings.ReplaceAll(got, "\n", ",")))
+	}
+	out := run(t, "journalctl", "--no-pager", "-b", "-o", "cat")
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "remains running after unit stopped") || strings.Contains(line, "left-over process") {
+			t.Errorf("systemd says: %s", line)
+		}
+	}
+	runScoped(t)
+	next(t, "TestReboot")
+}
+
+// next names the test of the next boot.
+func next(t *testing.T, name string) {
+	t.Helper()
 	if !t.Failed() {
-		write(t, "/root/rebooted", time.Now().Format(time.RFC3339Nano))
+		write(t, "/root/next", name)
 	}
 }
 
-// TestReboot runs at the second boot.
-func TestReboot(t *testing.T) {
-	journal(t)
-	if got, err := os.ReadFile(order); string(got) != "ordinary\ncritical\n" {
-		t.Errorf("at the reboot the pods ended in the order %q, %v", got, err)
+// endedInOrder checks in which order pods ended when the machine went down, and that the pods of
+// manifests run again. Without systemd-logind, systemd ends the kubelet's pods, which are in
+// scopes, while husk-shutdown.service ends those of manifests.
+func endedInOrder(t *testing.T, logind bool) {
+	t.Helper()
+	got, err := os.ReadFile(order)
+	text := string(got)
+	if !logind {
+		text = strings.Replace(text, "scoped\n", "", 1) + "scoped\n"
+	}
+	if text != "ordinary\ncritical\nscoped\n" || !strings.Contains(string(got), "scoped") {
+		log, _ := exec.Command("journalctl", "--no-pager", "-b", "-1", "-o", "short-monotonic", "-n", "150").CombinedOutput()
+		t.Errorf("when the machine went down, the pods ended in the order %q, %v\n%s", got, err, log)
+	}
+	if err := os.Remove(order); err != nil {
+		t.Error(err)
 	}
 	eventually(t, "the pods run again", func() bool {
 		out, _ := exec.Command("husk", "ps").CombinedOutput()
 		return strings.Count(string(out), "1/1") == 2
 	})
+}
+
+// TestReboot runs at the second boot. At its end the machine goes down without systemd-logind, so
+// that only husk-shutdown.service stops the pods.
+func TestReboot(t *testing.T) {
+	journal(t)
+	endedInOrder(t, true)
+	runScoped(t)
+	run(t, "systemctl", "mask", "--now", "--runtime", "systemd-logind")
+	next(t, "TestPurge")
+}
+
+// TestPurge runs at the third boot.
+func TestPurge(t *testing.T) {
+	journal(t)
+	endedInOrder(t, false)
 	run(t, "apt-get", "remove", "-y", "husk")
 	if out, err := exec.Command("pgrep", "-l", "conmon|husk").CombinedOutput(); err == nil {
 		t.Errorf("after the removal there run %s", out)
@@ -148,11 +207,14 @@ func TestReboot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, one := range inventory(t) {
-		if !slices.Contains(strings.Split(string(had), "\n"), one) {
+	before, now, left := strings.Split(string(had), "\n"), inventory(t), 0
+	for _, one := range now {
+		if !slices.Contains(before, one) {
 			t.Errorf("left after the purge: %s", one)
+			left++
 		}
 	}
+	t.Logf("%d files, mounts, links, rules and sysctls before the installation, %d after the purge: %d are left", len(before), len(now), left)
 }
 
 func write(t *testing.T, path, content string) {
@@ -249,11 +311,63 @@ func save(t *testing.T) {
 	write(t, traces, strings.Join(inventory(t), "\n"))
 }
 
+// runScoped runs a pod as a kubelet does whose cgroup driver is systemd: in slices that the kubelet
+// has made.
+func runScoped(t *testing.T) {
+	t.Helper()
+	config, err := os.ReadFile("/etc/husk/huskd.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(config), "cgroup-driver") {
+		write(t, "/etc/husk/huskd.toml", "cgroup-driver = \"systemd\"\n"+string(config))
+		run(t, "systemctl", "restart", "huskd")
+	}
+	const slice = "kubepods-burstable-pod0f3c.slice"
+	for _, name := range []string{"kubepods.slice", "kubepods-burstable.slice", slice} {
+		run(t, "busctl", "call", "org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager",
+			"StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", "1", "DefaultDependencies", "b", "false", "0")
+	}
+	conn, err := grpc.NewClient("unix:///run/husk/husk.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := runtimeapi.NewRuntimeServiceClient(conn)
+	pod := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "scoped", Namespace: "default", Uid: time.Now().String()}, Hostname: "scoped",
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods.slice/kubepods-burstable.slice/" + slice,
+			// Otherwise the container would be killed as soon as the sandbox's process ends.
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}},
+		},
+	}
+	sandbox, err := client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	container, err := client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox.PodSandboxId, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: "localhost/web:1"},
+		Linux:   &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
+		Command: []string{"sh", "-c", `trap "hostname >>/out/order; exit 0" TERM; while :; do sleep 0.2; done`},
+		Mounts:  []*runtimeapi.Mount{{ContainerPath: "/out", HostPath: "/root"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: container.ContainerId}); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, "systemctl", "list-units", "--plain", "--no-legend", "*"+container.ContainerId+".scope"); !strings.Contains(got, "active running") {
+		t.Errorf("the scope of the container: %q", got)
+	}
+}
+
 // inventory lists what packages, pods and huskd may leave: files, mounts, cgroups, links, routes,
 // rules, namespaces and sysctls.
 func inventory(t *testing.T) (all []string) {
 	t.Helper()
-	ignored := regexp.MustCompile(`^/(etc/ld.so.cache|var/(lib/(dpkg|apt|systemd)|cache|log|tmp)|run/(agetty.reload|systemd|udev|dbus|log|utmp|user|lock|mount|credentials|initramfs)|root|proc|sys|dev|tmp)`)
+	ignored := regexp.MustCompile(`^/(etc/ld.so.cache|var/(lib/(dpkg|apt|systemd)|cache|log/(journal|apt|dpkg.log|alternatives.log|wtmp|btmp|lastlog)|tmp)|run/(agetty.reload|systemd|udev|dbus|log|utmp|user|lock|mount|credentials|initramfs)|root|proc|sys|dev|tmp)`)
 	err := filepath.WalkDir("/", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -277,7 +391,8 @@ func inventory(t *testing.T) (all []string) {
 		}
 	}
 	numbers := regexp.MustCompile(`(?m)^\d+: `)
-	for _, command := range []string{"ip -o link | cut -d' ' -f1-3", "ip route", "ip -6 route", "ip rule", "ip netns", "nft list tables", "cut -d' ' -f5 /proc/mounts /proc/self/mountinfo", "systemctl list-unit-files --no-legend --plain | cut -d' ' -f1,2", "sysctl -n net.ipv4.ip_forward"} {
+	for _, command := range []string{"ip -o link | cut -d' ' -f1-3", "ip route", "ip -6 route", "ip rule", "ip netns", "nft list tables", "cut -d' ' -f5 /proc/mounts /proc/self/mountinfo", "systemctl list-unit-files --no-legend --plain | cut -d' ' -f1,2", "sysctl -e -a -r '^net[.]ipv[46][.]' 2>/dev/null",
+		"systemctl list-units --all --plain --no-legend | grep -i husk || :", "find /var/lib/dpkg /var/lib/systemd /var/cache /run -xdev -name '*husk*'"} {
 		for line := range strings.Lines(run(t, "sh", "-c", command)) {
 			all = append(all, command+": "+strings.TrimSpace(numbers.ReplaceAllString(line, "")))
 		}
