@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
@@ -19,34 +21,86 @@ import (
 func newLogs(a *app) *cobra.Command {
 	req := &huskv1.LogsRequest{}
 	var since string
+	var latest, all bool
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
 		Short: "Print the logs of a container; its standard error goes to standard error.",
+		Long: `Print the logs of a container; its standard error goes to standard error.
+
+-l is podman's "latest": a selector by labels, as kubectl's -l is, would have to
+print several pods at once, which husk logs doesn't.`,
 		Example: `husk logs web
-husk logs -f --tail 20 web
+husk logs -f -n 20 web
 husk logs web -c sidecar --since 10m --timestamps
-husk logs deployment/web --previous`,
-		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
+husk logs -p deployment/web
+husk logs -f web --all-containers
+husk logs -l`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if latest {
+				return usageerror.Takes(0, 0, "")(cmd, args)
+			}
+			return usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container")(cmd, args)
+		},
 		ValidArgsFunction: a.completePod,
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&req.Follow, "follow", "f", false, "keep printing new lines")
-	f.Int64Var(&req.Tail, "tail", -1, "print only the last `N` lines; -1 for all")
+	f.Int64VarP(&req.Tail, "tail", "n", -1, "print only the last `N` lines of each container; -1 for all")
 	a.addContainer(cmd, &req.Container)
+	f.BoolVar(&all, "all-containers", false, "print the logs of all containers of the pod, one after the other, or with -f as they come")
+	f.BoolVarP(&latest, "latest", "l", false, "print the logs of the newest pod, without a NAME")
 	f.BoolVar(&req.Timestamps, "timestamps", false, "print the time before each line")
-	f.BoolVar(&req.Previous, "previous", false, "print the logs of the container's previous run")
+	f.BoolVarP(&req.Previous, "previous", "p", false, "print the logs of the container's previous run")
 	f.StringVar(&since, "since", "", "print only lines since `TIME`: a duration such as 10m, or 2026-01-02T15:04:05Z")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if all && req.Container != "" {
+			return usageerror.Misuse(cmd, "--all-containers excludes -c")
+		}
 		if req.SinceNs, err = parseSince(since, time.Now()); err != nil {
 			return usageerror.Misuse(cmd, "%v", err)
 		}
 		return nil
 	}
 	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-		req.Name = args[0]
-		return a.logs(ctx, c, req)
+		if !latest && !all {
+			req.Name = args[0]
+			return a.logs(ctx, c, req)
+		}
+		answer, err := c.ListPods(ctx, &huskv1.ListPodsRequest{All: true})
+		if err != nil {
+			return err
+		}
+		var p *huskv1.Pod
+		if latest {
+			p, err = latestPod(answer.Pods)
+		} else {
+			p, err = findPod(answer.Pods, args[0])
+		}
+		if err != nil {
+			return err
+		}
+		req.Name = p.Namespace + "/" + p.Name
+		if !all {
+			return a.logs(ctx, c, req)
+		}
+		return a.logs(ctx, c, eachContainer(p, req)...)
 	})
 	return cmd
+}
+
+// eachContainer returns req for each container of the pod that has been created. A container
+// without a previous run has nothing to print with --previous.
+func eachContainer(p *huskv1.Pod, req *huskv1.LogsRequest) []*huskv1.LogsRequest {
+	var requests []*huskv1.LogsRequest
+	for _, one := range p.Containers {
+		if one.Id == "" || req.Previous && one.Restarts == 0 {
+			continue
+		}
+		of := proto.CloneOf(req)
+		of.Container = one.Name
+		requests = append(requests, of)
+	}
+	return requests
 }
 
 // addContainer gives cmd the flag -c.
@@ -74,39 +128,55 @@ func parseSince(s string, now time.Time) (int64, error) {
 	return t.UnixNano(), nil
 }
 
-func (a *app) logs(ctx context.Context, c *client.Client, req *huskv1.LogsRequest) error {
+// logs prints the logs of the requests: one after the other, or all at once if they follow. The
+// requests are alike except for the container.
+func (a *app) logs(ctx context.Context, c *client.Client, requests ...*huskv1.LogsRequest) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	lines := make(chan *huskv1.LogsResponse, 256)
+	failures := make([]error, len(requests))
+	var all sync.WaitGroup
+	atOnce := len(requests) > 0 && requests[0].Follow
+	go func() {
+		defer terminal.Guard()
+		defer close(lines)
+		for i, req := range requests {
+			all.Go(func() {
+				defer terminal.Guard()
+				failures[i] = receiveLines(ctx, c, req, lines)
+			})
+			if !atOnce {
+				all.Wait()
+			}
+		}
+		all.Wait()
+	}()
+	if err := a.writeLines(lines, len(requests) > 0 && requests[0].Timestamps); err != nil {
+		return err
+	}
+	return errors.Join(failures...)
+}
+
+// receiveLines sends the lines of one container's log to lines.
+func receiveLines(ctx context.Context, c *client.Client, req *huskv1.LogsRequest, lines chan<- *huskv1.LogsResponse) error {
 	stream, err := c.Logs(ctx, req)
 	if err != nil {
 		return err
 	}
-	lines := make(chan *huskv1.LogsResponse, 256)
-	var failure error
-	go func() {
-		defer terminal.Guard()
-		defer close(lines)
-		for {
-			line, err := stream.Recv()
-			if err != nil {
-				failure = err
-				return
-			}
-			select {
-			case lines <- line:
-			case <-ctx.Done():
-				failure = context.Cause(ctx)
-				return
-			}
+	for {
+		line, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
-	}()
-	if err := a.writeLines(lines, req.Timestamps); err != nil {
-		return err
+		if err != nil {
+			return err
+		}
+		select {
+		case lines <- line:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	if errors.Is(failure, io.EOF) {
-		return nil
-	}
-	return failure
 }
 
 // writeLines prints lines until the channel is closed. It collects the lines that have arrived
