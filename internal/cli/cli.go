@@ -173,7 +173,7 @@ husk exec -it web -- sh`,
 		}
 	}
 	volumes := volumecmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each}
-	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a), newDelete(a), volumecmd.Objects(volumes))
+	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newWait(a), newStop(a), newRm(a), newDelete(a), volumecmd.Objects(volumes))
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
 	add(groupImages, imagecmd.New(imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}), volumecmd.New(volumes))
 	add(groupNet, newNet(a))

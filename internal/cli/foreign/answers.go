@@ -80,7 +80,6 @@ kubectl        | kustomize             => ! render manifests by kustomize, and p
 kubectl        | diff                  => ! run the manifest: husk run says what is unchanged, and what needs --replace
 kubectl        | debug                 => husk exec -it POD -- sh
 kubectl,docker | cp                    => husk exec -i POD -- tar
-kubectl,docker | wait                  => husk run --wait FILE
 docker,podman  | pod                   => husk ps
 docker,podman  | pod ps                => husk ps
 docker,podman  | pod ls                => husk ps

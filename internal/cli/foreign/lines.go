@@ -35,6 +35,7 @@ docker rm -f web => =
 docker logs web => =
 docker logs -f web => =
 docker logs --tail 20 web => =
+docker logs -n 20 web => =
 docker logs --since 10m web => =
 docker logs -f --timestamps web => =
 docker exec -it web sh => =
@@ -87,6 +88,7 @@ podman images => husk image ls
 podman rmi web:1 => husk image rm web:1
 podman exec -it web sh -c ls => =
 podman logs -f web => =
+podman logs -l => =
 podman stop web => =
 podman rm -f web => =
 podman network ls => husk net ls
@@ -123,6 +125,8 @@ kubectl logs web => =
 kubectl logs -f web -c app => =
 kubectl logs --tail=20 web => =
 kubectl logs --previous web => =
+kubectl logs -p web => =
+kubectl logs web --all-containers => =
 kubectl logs deployment/web => =
 kubectl exec -it web -- sh => =
 kubectl exec web -c app -- env => =
@@ -145,6 +149,8 @@ kubectl cluster-info => husk net nodes
 kubectl config get-contexts =>
 kubectl drain node1 =>
 kubectl version => =
+kubectl wait pod/web --for=condition=Ready --timeout=60s => =
+kubectl wait --for=delete pod/web => =
 crictl ps => =
 crictl ps -a => =
 crictl pods => husk ps
