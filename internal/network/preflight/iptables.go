@@ -38,20 +38,19 @@ const (
 	hooks        = 5
 	forwardHook  = 2
 	acceptCode   = -2 // -NF_ACCEPT - 1
+	// Offsets in struct xt_entry_target.
+	targetName = 2
+	targetData = 32
 )
 
 // forwards reports whether the FORWARD chain accepts packets from and to the link, by its policy or
-// by rules without other conditions. Asking for a table would make the kernel create it, so
-// forwards only does that if the table exists.
+// by rules without other conditions.
 func (f legacyFamily) forwards(link podLink) (bool, error) {
-	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
-	if errors.Is(err, os.ErrNotExist) || err == nil && !slices.Contains(strings.Fields(string(names)), "filter") {
-		return true, nil
+	table, err := f.read("filter")
+	if table == nil || err != nil {
+		return err == nil, err
 	}
-	if err != nil {
-		return false, fmt.Errorf("%s: %w", f.command, err)
-	}
-	chain, policy, err := f.readForward()
+	chain, policy, err := f.forward(table)
 	if err != nil {
 		return false, fmt.Errorf("%s: read table filter: %w", f.command, err)
 	}
@@ -75,38 +74,99 @@ func (f legacyFamily) firewall(link podLink) BlockingFirewall {
 	}
 }
 
-// readForward returns the entries of chain FORWARD, without that of its policy, and the policy.
-func (f legacyFamily) readForward() (chain []byte, policy int, err error) {
+// hasChain reports whether a table exists and has a chain of its user's.
+func (f legacyFamily) hasChain(table, chain string) (bool, error) {
+	t, err := f.read(table)
+	if t == nil || err != nil {
+		return false, err
+	}
+	return f.heads(t.entries, chain), nil
+}
+
+// heads reports whether one of the entries is the head of a user's chain. It has the target ERROR,
+// whose data are the chain's name.
+func (f legacyFamily) heads(entries []byte, chain string) bool {
+	for len(entries) >= f.entry {
+		next := int(binary.NativeEndian.Uint16(entries[f.offsets+2:]))
+		if next < f.entry || next > len(entries) {
+			return false
+		}
+		entry := entries[:next]
+		entries = entries[next:]
+		at := int(binary.NativeEndian.Uint16(entry[f.offsets:]))
+		if len(entry) >= at+targetData && unix.ByteSliceToString(entry[at+targetName:at+targetData]) == "ERROR" && unix.ByteSliceToString(entry[at+targetData:]) == chain {
+			return true
+		}
+	}
+	return false
+}
+
+// legacyTable is a table of legacy iptables.
+type legacyTable struct {
+	begin, end [hooks]int // of the built-in chains; the end is the entry of the chain's policy
+	entries    []byte
+}
+
+// read returns a table, or nil if there is none: asking for one would make the kernel create it.
+func (f legacyFamily) read(name string) (*legacyTable, error) {
+	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !slices.Contains(strings.Fields(string(names)), name) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.command, err)
+	}
+	t, err := f.fetch(name)
+	for tries := 0; tries < 10 && errors.Is(err, unix.EAGAIN); tries++ { // the table has just changed
+		t, err = f.fetch(name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: read table %s: %w", f.command, name, err)
+	}
+	return t, nil
+}
+
+func (f legacyFamily) fetch(name string) (*legacyTable, error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer unix.Close(fd)
 	// struct ipt_getinfo: name, valid_hooks, hook_entry[5], underflow[5], num_entries, size.
 	info := make([]byte, tableName+4*(1+2*hooks+2))
-	copy(info, "filter")
+	copy(info, name)
 	if err := f.get(fd, soGetInfo, info); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	word := func(i int) int { return int(binary.NativeEndian.Uint32(info[tableName+4*i:])) }
-	begin, end, size := word(1+forwardHook), word(1+hooks+forwardHook), word(1+2*hooks+1)
+	t := &legacyTable{}
+	for hook := range hooks {
+		t.begin[hook], t.end[hook] = word(1+hook), word(1+hooks+hook)
+	}
+	size := word(1 + 2*hooks + 1)
 	// struct ipt_get_entries: name, size, entries aligned to 8.
 	const header = tableName + 8
-	table := make([]byte, header+size)
-	copy(table, "filter")
-	binary.NativeEndian.PutUint32(table[tableName:], uint32(size))
-	if err := f.get(fd, soGetEntries, table); err != nil {
-		return nil, 0, err // EAGAIN: the table has just changed
+	answer := make([]byte, header+size)
+	copy(answer, name)
+	binary.NativeEndian.PutUint32(answer[tableName:], uint32(size))
+	if err := f.get(fd, soGetEntries, answer); err != nil {
+		return nil, err
 	}
-	entries := table[header:]
-	if begin > end || end+f.entry > len(entries) {
-		return nil, 0, fmt.Errorf("chain FORWARD at %d to %d of %d bytes", begin, end, len(entries))
+	t.entries = answer[header:]
+	return t, nil
+}
+
+// forward returns the entries of chain FORWARD, without that of its policy, and the policy.
+func (f legacyFamily) forward(t *legacyTable) (chain []byte, policy int, err error) {
+	begin, end := t.begin[forwardHook], t.end[forwardHook]
+	if begin > end || end+f.entry > len(t.entries) {
+		return nil, 0, fmt.Errorf("chain FORWARD at %d to %d of %d bytes", begin, end, len(t.entries))
 	}
-	policy, ok := f.verdict(entries[end:])
+	policy, ok := f.verdict(t.entries[end:])
 	if !ok {
 		return nil, 0, errors.New("chain FORWARD has no policy")
 	}
-	return entries[begin:end], policy, nil
+	return t.entries[begin:end], policy, nil
 }
 
 func (f legacyFamily) get(fd, option int, buf []byte) error {
@@ -123,11 +183,10 @@ func (f legacyFamily) get(fd, option int, buf []byte) error {
 // empty name, then the verdict.
 func (f legacyFamily) verdict(entry []byte) (int, bool) {
 	at := int(binary.NativeEndian.Uint16(entry[f.offsets:]))
-	const name, data = 2, 32
-	if len(entry) < at+data+4 || entry[at+name] != 0 {
+	if len(entry) < at+targetData+4 || entry[at+targetName] != 0 {
 		return 0, false
 	}
-	return int(int32(binary.NativeEndian.Uint32(entry[at+data:]))), true
+	return int(int32(binary.NativeEndian.Uint32(entry[at+targetData:]))), true
 }
 
 // accepts reports whether one of the entries accepts all packets that arrive (or leave) by the

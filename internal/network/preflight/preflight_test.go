@@ -179,3 +179,42 @@ func TestPortsFreeOfMissingProtocols(t *testing.T) {
 		return PortsFree([]pod.PortMapping{{Protocol: pod.SCTP, HostPort: 80, Port: 80}, {Protocol: pod.TCP, HostIP: netip.MustParseAddr("203.0.113.9"), HostPort: 80, Port: 80}})
 	}))
 }
+
+// TestKubeProxy makes the rules by which kube-proxy is known, with each kind of iptables. Looking
+// for them makes no table.
+func TestKubeProxy(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, want string
+		commands   []string
+	}{
+		{"nothing", "", nil},
+		{"others", "", []string{"nft add table ip nat", "iptables-legacy -t nat -N KUBE-SERVICES-2", "ip6tables-legacy -N KUBE-SERVICES"}},
+		{"nftables", "nftables table kube-proxy", []string{"nft add table ip kube-proxy"}},
+		{"iptables-nft", "iptables chain KUBE-SERVICES", []string{"iptables-nft -t nat -N KUBE-SERVICES"}},
+		{"iptables-legacy", "iptables-legacy chain KUBE-SERVICES", []string{
+			"iptables-legacy -t nat -N KUBE-NODEPORTS", "iptables-legacy -t nat -N KUBE-SERVICES", "iptables-legacy -t nat -N OTHER",
+			"iptables-legacy -t nat -A KUBE-SERVICES -d 10.96.0.1 -p tcp --dport 443 -j KUBE-NODEPORTS", "iptables-legacy -t nat -A PREROUTING -j KUBE-SERVICES",
+		}},
+		{"ip6tables-legacy", "ip6tables-legacy chain KUBE-SERVICES", []string{"ip6tables-legacy -t nat -N KUBE-SERVICES"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.sh(tt.commands...)
+			before := n.run("cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
+			var got string
+			must(t, netns.Do(n.path, func() (err error) {
+				got, err = KubeProxy()
+				return err
+			}))
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			if after := n.run("cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"); after != before {
+				t.Errorf("looking made tables: %q, before %q", after, before)
+			}
+		})
+	}
+}

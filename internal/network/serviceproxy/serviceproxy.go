@@ -18,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/network/balancer"
+	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/network/service/accept"
 	"github.com/huskd/husk/internal/network/service/apisource"
 	"github.com/huskd/husk/internal/network/service/declared"
@@ -77,7 +78,7 @@ func Open(cfg Config) (*Proxy, error) {
 }
 
 func (p *Proxy) openCluster(cfg Config) error {
-	other, err := servicetable.OtherProxy()
+	other, err := preflight.KubeProxy()
 	switch {
 	case err != nil:
 		return err
@@ -129,7 +130,7 @@ func (p *Proxy) Problems() (out []string) {
 	problem, other := p.balancer.Problem(), ""
 	if p.declared == nil { // the Services of manifests are not kube-proxy's
 		// It may have been started since.
-		other, _ = servicetable.OtherProxy()
+		other, _ = preflight.KubeProxy()
 	}
 	if other != "" && p.auto && errdefs.IsPermissionDenied(problem) {
 		return []string{leftTo(other)}
