@@ -29,6 +29,7 @@ import (
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -44,17 +45,20 @@ type Config struct {
 	Images     *image.Store
 	Volumes    volume.Volumes
 	Logs       podlogs.Dirs
-	// Logins, if set, returns the node's own logins for an image, beside those of the pods' secrets,
-	// in the order in which they are tried.
+	// Logins, if set, returns the node's own logins for an image, beside those of the pods'
+	// secrets, in the order in which they are tried.
 	Logins func(ctx context.Context, image string) []criconfig.Login
-	// Devices, if set, adds to the config of a pod's container what it needs for the devices that it
-	// requests.
+	// Devices, if set, adds to the config of a pod's container what it needs for the devices that
+	// it requests.
 	Devices func(ctx context.Context, pod *corev1.Pod, config *runtimeapi.ContainerConfig) error
 	// Node returns the node's present state.
 	Node func() criconfig.Node
 	// Memory, if set, returns the memory that a cgroup uses, and its limit, in bytes. They are 0 if
 	// there is none.
 	Memory func(cgroup string) (used, limit uint64)
+	// PortTaken, if set, returns why a pod in the node's network can't have a port. It must not
+	// block. The network asks itself for the other pods.
+	PortTaken func(pod.PortMapping) error
 	// Begin, if set, starts a trace span of work for a pod; about holds names and values in turn.
 	// The returned function ends the span.
 	Begin func(ctx context.Context, name string, about ...string) (context.Context, func(error))

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -18,6 +19,7 @@ import (
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/trace"
 )
@@ -75,8 +77,30 @@ func (l *launcher) logDirectory() (string, error) {
 	return l.a.cfg.Logs.Create(l.uid(), criconfig.LogDirectory(named, node))
 }
 
+// portTaken returns why a pod in the node's network can't have its ports. Its processes could
+// listen on them, but connections would go elsewhere.
+func (l *launcher) portTaken() error {
+	if !l.manifest.Spec.HostNetwork || l.a.cfg.PortTaken == nil {
+		return nil
+	}
+	for _, containers := range [][]corev1.Container{l.manifest.Spec.InitContainers, l.manifest.Spec.Containers} {
+		for _, c := range containers {
+			for _, p := range c.Ports {
+				port := pod.PortMapping{Protocol: pod.Protocol(strings.ToLower(string(p.Protocol))), HostPort: uint16(p.HostPort), Port: uint16(p.ContainerPort)}
+				if err := l.a.cfg.PortTaken(port); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // runSandbox runs a sandbox, with its own user IDs if the pod sets hostUsers: false.
 func (l *launcher) runSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (sandbox.Status, error) {
+	if err := l.portTaken(); err != nil {
+		return sandbox.Status{}, err
+	}
 	if users := l.manifest.Spec.HostUsers; users != nil && !*users {
 		release, err := l.a.idRanges.Assign(config, l.a.cfg.Sandboxes.List)
 		if err != nil {

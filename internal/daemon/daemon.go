@@ -320,7 +320,7 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	}
 	d.names = openNames(d, subnets)
 	cfg.Resolver = d.names.address()
-	cfg.PortTaken = func(m pod.PortMapping) error { return d.services.Taken(m) }
+	cfg.PortTaken = portTaken(d)
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
 	}
@@ -329,6 +329,11 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	}
 	d.nodes.Connect(d.network)
 	return nil
+}
+
+// portTaken returns a function that says why a pod can't have a port of the node.
+func portTaken(d *daemon) func(pod.PortMapping) error {
+	return func(m pod.PortMapping) error { return d.services.Taken(m) }
 }
 
 // linger is how long a link waits to be deleted together with others.
@@ -374,9 +379,10 @@ func (d *daemon) wire() {
 			}
 			return 0, 0
 		},
-		Begin:   d.metrics.Begin(d.tracer.Begin),
-		Changed: podChanged(d),
-		Log:     d.log,
+		PortTaken: portTaken(d),
+		Begin:     d.metrics.Begin(d.tracer.Begin),
+		Changed:   podChanged(d),
+		Log:       d.log,
 	}
 	if d.devices != nil {
 		config.Devices = d.devices.Configure

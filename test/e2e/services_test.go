@@ -303,16 +303,24 @@ func TestBadServices(t *testing.T) {
 		t.Errorf("a pod's port: %+v", r)
 	}
 	n.MustHusk("run", write(t, n, "q.yaml", strings.NewReplacer("name: p}", "name: q}", "30099", "30081").Replace(pod)))
+	n.MustHusk("run", write(t, n, "r.yaml", strings.NewReplacer("name: p}", "name: r}", "spec: {", "spec: {hostNetwork: true, ",
+		"containerPort: 80, hostPort: 30099", "containerPort: 30081").Replace(pod)))
 	node.Eventually(t, 20*time.Second, func() string {
-		if out := n.MustHusk("events"); !strings.Contains(out, "host port 30081/tcp is in use on this node: Service default/e has it as its node port") {
-			return "the Service's port to be refused to a pod:\n" + out
+		out := n.MustHusk("events")
+		for _, pod := range []string{"q", "r"} {
+			refused := func(line string) bool {
+				return strings.Contains(line, " pod "+pod+" ") && strings.Contains(line, "host port 30081/tcp is in use on this node: Service default/e has it as its node port")
+			}
+			if !slices.ContainsFunc(strings.Split(out, "\n"), refused) {
+				return "the Service's port to be refused to pod " + pod + ":\n" + out
+			}
 		}
 		return ""
 	})
 	n.MustHusk("rm", "service/e")
 	node.Eventually(t, 60*time.Second, func() string {
-		if out := n.MustHusk("ps"); strings.Count(out, "Running") != 2 {
-			return "the pod to start without the Service:\n" + out
+		if out := n.MustHusk("ps"); strings.Count(out, "Running") != 3 {
+			return "the pods to start without the Service:\n" + out
 		}
 		return ""
 	})
@@ -335,7 +343,7 @@ func TestBadServices(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	n.MustHusk("rm", "-f", "service/c", "service/f", "p", "q")
+	n.MustHusk("rm", "-f", "service/c", "service/f", "p", "q", "r")
 	node.Eventually(t, 20*time.Second, func() string {
 		if got := services(t, n); len(got) > 0 {
 			return fmt.Sprintf("all Services to go: %v", got)

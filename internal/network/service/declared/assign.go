@@ -274,6 +274,12 @@ func (s *Services) takenPorts(except string) map[nodePort]string {
 			}
 		}
 	}
+	if e := s.entries[except]; e != nil {
+		// A pod that asks for a port that the Service has waits for it.
+		for _, port := range e.effective.Spec.Ports {
+			delete(out, nodePort{port.Protocol, port.NodePort})
+		}
+	}
 	for key, e := range s.entries {
 		if e.Service == nil || key == except {
 			continue

@@ -278,6 +278,13 @@ func TestHostPorts(t *testing.T) {
 	if err := l.Taken(pod.PortMapping{Protocol: pod.UDP, HostPort: 30101}); err != nil {
 		t.Error(err)
 	}
+	// A pod that waits for the port of a Service doesn't take it when the Service changes.
+	l.run("first {clusterIP: 10.202.0.6, type: NodePort, ports: [{port: 80, nodePort: 30102}]}")
+	waits := podOn("b", "", false)
+	waits.Manifest.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 30102, Protocol: corev1.ProtocolTCP}}
+	l.set(waits)
+	l.want("changed", l.run("first {clusterIP: 10.202.0.6, type: NodePort, selector: {a: b}, ports: [{port: 80, nodePort: 30102}]}"), "10.202.0.6 30102")
+	l.want("another", l.run("second {type: NodePort, ports: [{port: 80, nodePort: 30102}]}"), "Service default/second: node port 30102/TCP is that of Service default/first: use another, or leave nodePort out")
 }
 
 // What a directory declares comes and goes with its files, except for files that can't be read.
