@@ -31,10 +31,8 @@ func newLogs(a *app) *cobra.Command {
 print several pods at once, which husk logs doesn't.`,
 		Example: `husk logs web
 husk logs -f -n 20 web
-husk logs web -c sidecar --since 10m --timestamps
 husk logs -p deployment/web
-husk logs -f web --all-containers
-husk logs -l`,
+husk logs -f web --all-containers`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if latest {
 				return usageerror.Takes(0, 0, "")(cmd, args)

@@ -29,10 +29,10 @@ func newWait(a *app) *cobra.Command {
 		Short: "Wait until pods are ready, have ended or are gone.",
 		Long: `Wait until pods are ready, have ended or are gone.
 
-CONDITION is condition=Ready (all containers are ready; condition=Ready=false is
-the opposite; also Initialized and ContainersReady), delete (the pod is gone), or
-jsonpath={.status.phase}=PHASE, where PHASE is Pending, Running, Succeeded,
-Failed or Stopped.
+CONDITION is condition=Ready (all containers are ready; condition=Ready=false
+is the opposite; also Initialized and ContainersReady), delete (the pod is
+gone), or jsonpath={.status.phase}=PHASE, where PHASE is Pending, Running,
+Succeeded, Failed or Stopped.
 
 Exit codes: 0 when all pods meet it; 1 if one doesn't in time, doesn't exist, or
 was removed or has ended so that it never will; 2 for an invalid command line.`,
