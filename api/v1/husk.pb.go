@@ -412,7 +412,8 @@ type Pod struct {
 	// All init containers have completed, so sidecars no longer determine the status of the pod.
 	Initialized bool `protobuf:"varint,14,opt,name=initialized,proto3" json:"initialized,omitempty"`
 	// The workload that it belongs to, such as deployment/default/web; empty for none.
-	Owner         string `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner         string            `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"`
+	Labels        map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -550,6 +551,13 @@ func (x *Pod) GetOwner() string {
 		return x.Owner
 	}
 	return ""
+}
+
+func (x *Pod) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 type Container struct {
@@ -6154,7 +6162,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	" \x01(\tR\x05phase\x12\x18\n" +
 	"\asettled\x18\v \x01(\bR\asettled\x12\x12\n" +
 	"\x04note\x18\f \x01(\tR\x04note\x12\x12\n" +
-	"\x04kind\x18\r \x01(\tR\x04kind\"\xa2\x03\n" +
+	"\x04kind\x18\r \x01(\tR\x04kind\"\x8f\x04\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -6174,7 +6182,11 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fhost_network\x18\f \x01(\bR\vhostNetwork\x12'\n" +
 	"\x0fruntime_handler\x18\r \x01(\tR\x0eruntimeHandler\x12 \n" +
 	"\vinitialized\x18\x0e \x01(\bR\vinitialized\x12\x14\n" +
-	"\x05owner\x18\x0f \x01(\tR\x05owner\"\xfb\x02\n" +
+	"\x05owner\x18\x0f \x01(\tR\x05owner\x120\n" +
+	"\x06labels\x18\x10 \x03(\v2\x18.husk.v1.Pod.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -6628,7 +6640,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -6724,119 +6736,121 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*ListServicesResponse)(nil),      // 91: husk.v1.ListServicesResponse
 	(*Service)(nil),                   // 92: husk.v1.Service
 	(*ServicePort)(nil),               // 93: husk.v1.ServicePort
+	nil,                               // 94: husk.v1.Pod.LabelsEntry
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
-	4,  // 2: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
-	14, // 3: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
-	25, // 4: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
-	26, // 5: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
-	26, // 6: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	28, // 7: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	32, // 8: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
-	36, // 9: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
-	38, // 10: husk.v1.PodUsage.total:type_name -> husk.v1.Used
-	37, // 11: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
-	38, // 12: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
-	40, // 13: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	39, // 14: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	44, // 15: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	44, // 16: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	53, // 17: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	58, // 18: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
-	59, // 19: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	64, // 20: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
-	65, // 21: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
-	65, // 22: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
-	66, // 23: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
-	69, // 24: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
-	72, // 25: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	77, // 26: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	87, // 27: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	92, // 28: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
-	93, // 29: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
-	0,  // 30: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 31: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 32: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 33: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 34: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 35: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	15, // 36: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
-	17, // 37: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
-	18, // 38: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19, // 39: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
-	20, // 40: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	22, // 41: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	24, // 42: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	24, // 43: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	29, // 44: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	31, // 45: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	34, // 46: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	41, // 47: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	42, // 48: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	45, // 49: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	47, // 50: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	49, // 51: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	51, // 52: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	54, // 53: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	56, // 54: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	60, // 55: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	62, // 56: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	67, // 57: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	70, // 58: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	73, // 59: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	75, // 60: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	83, // 61: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	78, // 62: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	79, // 63: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	81, // 64: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	85, // 65: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	88, // 66: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	90, // 67: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
-	1,  // 68: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 69: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 70: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 71: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 72: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 73: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 74: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 75: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 76: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	14, // 77: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
-	21, // 78: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	23, // 79: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	27, // 80: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	27, // 81: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	30, // 82: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	33, // 83: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	35, // 84: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	43, // 85: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	43, // 86: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	46, // 87: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	48, // 88: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	50, // 89: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	52, // 90: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	55, // 91: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	57, // 92: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	61, // 93: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	63, // 94: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	68, // 95: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	71, // 96: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	74, // 97: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	76, // 98: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	84, // 99: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	77, // 100: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	80, // 101: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	82, // 102: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	86, // 103: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	89, // 104: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	91, // 105: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
-	68, // [68:106] is the sub-list for method output_type
-	30, // [30:68] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	94, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
+	4,  // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
+	14, // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
+	25, // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
+	26, // 6: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
+	26, // 7: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
+	28, // 8: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	32, // 9: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
+	36, // 10: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
+	38, // 11: husk.v1.PodUsage.total:type_name -> husk.v1.Used
+	37, // 12: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
+	38, // 13: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
+	40, // 14: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	39, // 15: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	44, // 16: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	44, // 17: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	53, // 18: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	58, // 19: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
+	59, // 20: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
+	64, // 21: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
+	65, // 22: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
+	65, // 23: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
+	66, // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
+	69, // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	72, // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	77, // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	87, // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	92, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	93, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	0,  // 31: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 32: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 33: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 34: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 35: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 36: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15, // 37: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17, // 38: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18, // 39: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19, // 40: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
+	20, // 41: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	22, // 42: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	24, // 43: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	24, // 44: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	29, // 45: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	31, // 46: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	34, // 47: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	41, // 48: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	42, // 49: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	45, // 50: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	47, // 51: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	49, // 52: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	51, // 53: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	54, // 54: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	56, // 55: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	60, // 56: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	62, // 57: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	67, // 58: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	70, // 59: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	73, // 60: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	75, // 61: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	83, // 62: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	78, // 63: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	79, // 64: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	81, // 65: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	85, // 66: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	88, // 67: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	90, // 68: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	1,  // 69: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 70: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 71: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 72: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 73: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 74: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 75: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 76: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 77: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	14, // 78: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
+	21, // 79: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	23, // 80: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	27, // 81: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	27, // 82: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	30, // 83: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	33, // 84: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	35, // 85: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	43, // 86: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	43, // 87: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	46, // 88: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	48, // 89: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	50, // 90: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	52, // 91: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	55, // 92: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	57, // 93: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	61, // 94: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	63, // 95: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	68, // 96: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	71, // 97: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	74, // 98: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	76, // 99: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	84, // 100: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	77, // 101: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	80, // 102: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	82, // 103: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	86, // 104: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	89, // 105: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	91, // 106: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	69, // [69:107] is the sub-list for method output_type
+	31, // [31:69] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -6866,7 +6880,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   94,
+			NumMessages:   95,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

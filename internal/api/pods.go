@@ -46,6 +46,7 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 		CreatedNs:   p.Created.UnixNano(),
 		Source:      p.Source,
 		HostNetwork: p.Manifest.Spec.HostNetwork,
+		Labels:      p.Manifest.Labels,
 		Initialized: p.Status.Initialized,
 	}
 	if p.Problem != "" && out.Message == "" {

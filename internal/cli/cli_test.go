@@ -112,7 +112,7 @@ func TestReference(t *testing.T) {
 	})
 	for _, want := range []string{
 		"# The husk command line\n",
-		"| `-o`, `--output format` | print as json, yaml, wide |\n",
+		"| `-o`, `--output format` | print as json, yaml |\n",
 		"| `--socket string` | huskd's socket; overrides $HUSK_SOCKET (default unix:///run/husk/husk.sock) |\n",
 		"| `--budget duration` | time for all pods to stop; what still runs is then killed (default 30s) |\n",
 		"| `-c`, `--container NAME` | NAME of the container, if the pod has several |\n",

@@ -39,8 +39,14 @@ func (v outputValue) Set(s string) error {
 	for _, o := range v.allowed {
 		if s == string(o) {
 			*v.output = o
-			return nil
+		} else if format, _ := Output(s).template(); format != o || format == "" {
+			continue
 		}
+		if err := Output(s).check(); err != nil {
+			return err
+		}
+		*v.output = Output(s)
+		return nil
 	}
 	return fmt.Errorf("must be one of %s", v.list())
 }
@@ -49,6 +55,12 @@ func (v outputValue) list() string {
 	names := make([]string, len(v.allowed))
 	for i, o := range v.allowed {
 		names[i] = string(o)
+		switch o {
+		case JSONPath:
+			names[i] += "TEMPLATE"
+		case Columns:
+			names[i] += "HEADER:PATH"
+		}
 	}
 	return strings.Join(names, ", ")
 }
@@ -66,8 +78,11 @@ func AddOutput(cmd *cobra.Command, allowed ...Output) *Output {
 	return o
 }
 
-// Structured reports whether o is for programs: JSON or YAML.
-func (o Output) Structured() bool { return o == JSON || o == YAML }
+// Structured reports whether o is for programs: JSON, YAML, or what a template makes of them.
+func (o Output) Structured() bool {
+	format, _ := o.template()
+	return o == JSON || o == YAML || format != ""
+}
 
 // Print prints v in a structured format, or else the table.
 func (o Output) Print(to *os.File, v any, table func() *render.Table) error {
@@ -83,10 +98,17 @@ func (o Output) Print(to *os.File, v any, table func() *render.Table) error {
 	return o.PrintJSON(to, data.Bytes())
 }
 
-// PrintJSON prints a JSON document from huskd, indented or converted to YAML.
+// PrintJSON prints a JSON document from huskd: indented, converted to YAML, or what a template
+// makes of it.
 func (o Output) PrintJSON(to *os.File, data []byte) error {
 	var text bytes.Buffer
-	if o == YAML {
+	if format, _ := o.template(); format != "" {
+		out, err := o.expand(data)
+		if err != nil {
+			return err
+		}
+		text.Write(out)
+	} else if o == YAML {
 		y, err := yaml.JSONToYAML(data)
 		if err != nil {
 			return fmt.Errorf("huskd's answer is not valid JSON: %w", err)

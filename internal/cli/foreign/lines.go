@@ -26,6 +26,7 @@ docker run -d --restart=always --cpus 0.5 --memory 512m --network host nginx => 
 docker run --user 1000:1000 --workdir /srv --entrypoint sh --pull always alpine -c ls => =
 docker ps => =
 docker ps -a => =
+docker ps -aq => =
 docker container ls => husk ps --containers
 docker stop web => =
 docker stop -t 5 web => =
@@ -74,6 +75,7 @@ podman run --rm -it alpine sh => =
 podman run -d --hostname front --label tier=web nginx => =
 podman ps => =
 podman ps -a => =
+podman ps -q => =
 podman pod ps => husk ps
 podman pod ls => husk ps
 podman pod stop shop => husk stop shop
@@ -118,7 +120,8 @@ kubectl get pvc => husk volume ls
 kubectl get netpol => husk net policy
 kubectl get nodes -o wide => husk net nodes
 kubectl get events => husk events
-kubectl -n kube-system get pods => husk ps
+kubectl -n kube-system get pods => husk ps -n kube-system
+kubectl get pods -l app=web => husk ps -l app=web
 kubectl describe pod web => =
 kubectl describe web => =
 kubectl logs web => =

@@ -27,7 +27,7 @@ husk image ls -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.Wide)
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.Wide, flags.JSONPath, flags.Columns)
 	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
 		if err != nil {

@@ -70,7 +70,7 @@ husk net services -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var answer *huskv1.ListServicesResponse
 		err := t.ask(func(c *client.Client) (err error) {

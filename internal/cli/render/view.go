@@ -9,21 +9,22 @@ import (
 // PodView is a pod in the JSON and YAML of husk ps. Scripts rely on its fields: new ones may be
 // added, existing ones stay.
 type PodView struct {
-	Namespace   string          `json:"namespace"`
-	Name        string          `json:"name"`
-	ID          string          `json:"id"`
-	UID         string          `json:"uid"`
-	Phase       string          `json:"phase"`
-	Status      string          `json:"status"` // as in the table
-	Reason      string          `json:"reason,omitempty"`
-	Message     string          `json:"message,omitempty"`
-	Ready       bool            `json:"ready"`
-	IPs         []string        `json:"ips"`
-	HostNetwork bool            `json:"hostNetwork"`
-	Created     *time.Time      `json:"created,omitempty"`
-	Source      string          `json:"source"`
-	Owner       string          `json:"owner,omitempty"` // the workload that it belongs to
-	Containers  []ContainerView `json:"containers"`
+	Namespace   string            `json:"namespace"`
+	Name        string            `json:"name"`
+	ID          string            `json:"id"`
+	UID         string            `json:"uid"`
+	Phase       string            `json:"phase"`
+	Status      string            `json:"status"` // as in the table
+	Reason      string            `json:"reason,omitempty"`
+	Message     string            `json:"message,omitempty"`
+	Ready       bool              `json:"ready"`
+	IPs         []string          `json:"ips"`
+	HostNetwork bool              `json:"hostNetwork"`
+	Created     *time.Time        `json:"created,omitempty"`
+	Source      string            `json:"source"`
+	Owner       string            `json:"owner,omitempty"` // the workload that it belongs to
+	Labels      map[string]string `json:"labels,omitempty"`
+	Containers  []ContainerView   `json:"containers"`
 }
 
 // ContainerView is a container in a PodView.
@@ -53,7 +54,7 @@ func PodViews(pods []*huskv1.Pod) []PodView {
 			Namespace: p.Namespace, Name: p.Name, ID: p.Id, UID: p.Uid,
 			Phase: p.Phase, Status: s.Word, Reason: p.Reason, Message: p.Message,
 			Ready: s.Total > 0 && s.Ready == s.Total, IPs: orEmpty(p.Ips), HostNetwork: p.HostNetwork,
-			Created: stamp(p.CreatedNs), Source: p.Source, Owner: p.Owner, Containers: []ContainerView{},
+			Created: stamp(p.CreatedNs), Source: p.Source, Owner: p.Owner, Labels: p.Labels, Containers: []ContainerView{},
 		}
 		for _, c := range p.Containers {
 			v.Containers = append(v.Containers, viewContainer(c))
