@@ -20,11 +20,16 @@ import (
 
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
+	"github.com/huskd/husk/internal/version"
 )
 
 func main() {
 	// Stdout is for the answer, stderr for logs.
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		fmt.Println("husk-cni", version.Version)
+		return
+	}
 	if len(os.Args) == 3 && os.Args[1] == "install" {
 		if err := install(os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, "husk-cni: install:", err)

@@ -47,6 +47,10 @@ func TestProgram(t *testing.T) {
 		t.Errorf("VERSION: %d %q %q, %v", code, out, errs, err)
 	}
 
+	if out, err := exec.Command(path, "--version").Output(); err != nil || string(out) != "husk-cni unknown\n" {
+		t.Errorf("--version: %v, %q", err, out)
+	}
+
 	// Stdout has the answer, also for errors, and nothing else.
 	for name, c := range map[string]struct {
 		stdin, env string

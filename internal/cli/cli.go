@@ -25,6 +25,7 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/cli/volumecmd"
 	"github.com/huskd/husk/internal/cli/workloadcmd"
+	"github.com/huskd/husk/internal/version"
 )
 
 // app is the state that the commands share.
@@ -134,8 +135,9 @@ const (
 
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "husk",
-		Short: "Run pods on this machine through huskd.",
+		Use:     "husk",
+		Short:   "Run pods on this machine through huskd.",
+		Version: version.Version,
 		Long: `Run pods on this machine through huskd.
 
 A pod is named by [NAMESPACE/]NAME or by an unambiguous prefix of its ID or UID,
@@ -156,6 +158,8 @@ husk exec -it web -- sh`,
 	}
 	root.PersistentFlags().String("socket", client.DefaultSocket, "huskd's socket; overrides $"+socketVariable)
 	a.socket = root.PersistentFlags().Lookup("socket")
+	root.Flags().Bool("version", false, "print the version of husk")
+	root.SetVersionTemplate("husk {{.Version}}\n")
 	root.SetFlagErrorFunc(usageerror.BadFlag)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(help.Text(cmd))) })
 	root.SetHelpCommand(newHelp())

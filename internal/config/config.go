@@ -17,6 +17,8 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/pflag"
+
+	"github.com/huskd/husk/internal/version"
 )
 
 // DefaultFile is read if it exists and --config names no other file.
@@ -114,8 +116,8 @@ func optionsOf(v reflect.Value) (list []option) {
 }
 
 // Parse parses the flags, and the file that --config names or DefaultFile. Flags override the file,
-// which overrides the defaults. If help was requested, Parse prints it to out and returns
-// pflag.ErrHelp.
+// which overrides the defaults. If help or the version was requested, Parse prints it to out and
+// returns pflag.ErrHelp.
 func Parse(args []string, out io.Writer) (Config, error) {
 	cfg := New()
 	fromFlags := cfg
@@ -128,6 +130,10 @@ func Parse(args []string, out io.Writer) (Config, error) {
 		return cfg, err
 	} else if err != nil {
 		return cfg, fmt.Errorf("%w: see huskd --help", err)
+	}
+	if flags.Changed(versionFlag) {
+		fmt.Fprintln(out, "huskd", version.Version)
+		return cfg, pflag.ErrHelp
 	}
 	if flags.NArg() > 0 {
 		return cfg, fmt.Errorf("%q: huskd takes only flags; pods are run with husk run", flags.Arg(0))
@@ -147,8 +153,12 @@ func Parse(args []string, out io.Writer) (Config, error) {
 // About says in one sentence what huskd is.
 const About = "huskd runs pods on this node: from manifests, for a cluster, and for a kubelet through CRI."
 
-// fileFlag is the flag that names the file.
-const fileFlag = "config"
+// The flags that aren't options: the one that names the file, and the one that asks for the
+// version.
+const (
+	fileFlag    = "config"
+	versionFlag = "version"
+)
 
 // Flags returns huskd's flags for its documentation.
 func Flags() *pflag.FlagSet {
@@ -156,7 +166,7 @@ func Flags() *pflag.FlagSet {
 	return flagsOf(&cfg)
 }
 
-// flagsOf returns the flags that set the options of cfg, and fileFlag.
+// flagsOf returns the flags that set the options of cfg, and those that aren't options.
 func flagsOf(cfg *Config) *pflag.FlagSet {
 	flags := pflag.NewFlagSet("huskd", pflag.ContinueOnError)
 	flags.SortFlags = false
@@ -175,6 +185,7 @@ func flagsOf(cfg *Config) *pflag.FlagSet {
 		}
 	}
 	flags.String(fileFlag, "", "TOML file with these settings (default "+DefaultFile+", if it exists)")
+	flags.Bool(versionFlag, false, "print the version")
 	return flags
 }
 

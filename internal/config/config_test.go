@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/huskd/husk/internal/version"
 )
 
 func file(t *testing.T, content string) string {
@@ -144,5 +146,13 @@ func TestHelpListsEveryKey(t *testing.T) {
 		if o.key == "" || o.help == "" || !strings.Contains(out.String(), "--"+o.key) || !strings.Contains(Reference(), "`"+o.key+"`") {
 			t.Errorf("option %q is not documented", o.key)
 		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	if _, err := Parse([]string{"--version", "--config", "/does/not/exist"}, &out); !errors.Is(err, pflag.ErrHelp) || out.String() != "huskd "+version.Version+"\n" {
+		t.Errorf("%v: %q", err, out.String())
 	}
 }

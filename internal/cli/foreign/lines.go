@@ -24,6 +24,7 @@ docker run --rm -it alpine sh => =
 docker run --rm -v ./data:/data -e A=b alpine ls -l /data => =
 docker run -d --restart=always --cpus 0.5 --memory 512m --network host nginx => =
 docker run --user 1000:1000 --workdir /srv --entrypoint sh --pull always alpine -c ls => =
+docker --version => =
 docker ps => =
 docker ps -a => =
 docker ps -aq => =
