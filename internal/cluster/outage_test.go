@@ -80,7 +80,7 @@ func TestOutage(t *testing.T) {
 		probes, others := 0, 0
 		clustertest.Eventually(t, func() string {
 			p, o := requests.since()
-			if probes, others = probes+p, others+o; probes < 6 {
+			if probes, others = probes+p, others+o; probes < 4 {
 				return fmt.Sprintf("the server was probed %d times, and asked for lists %d times", probes, others)
 			}
 			return ""

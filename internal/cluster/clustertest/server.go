@@ -73,10 +73,7 @@ func NewOn(t testing.TB, listener net.Listener) *Server {
 	s := &Server{t: t, objects: map[string]Object{}, newer: make(chan struct{}), version: 1, missing: map[string]bool{}}
 	s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(s.serve)}}
 	s.http.Start()
-	t.Cleanup(func() {
-		s.http.CloseClientConnections()
-		s.http.Close()
-	})
+	t.Cleanup(s.Stop)
 	s.Kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\ncurrent-context: x\n", s.http.URL)
 	if err := os.WriteFile(s.Kubeconfig, []byte(text), 0o600); err != nil {
@@ -87,8 +84,19 @@ func NewOn(t testing.TB, listener net.Listener) *Server {
 
 // Stop closes the server's port and all connections until Start.
 func (s *Server) Stop() {
-	s.http.CloseClientConnections()
-	s.http.Close()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		s.http.Close() // waits for watches, which end with their connections
+	}()
+	for {
+		s.http.CloseClientConnections()
+		select {
+		case <-stopped:
+			return
+		case <-time.After(10 * time.Millisecond): // for a client that has connected meanwhile
+		}
+	}
 }
 
 // Start opens the port again.
