@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -175,11 +176,17 @@ func TestTimedOutExecIsReaped(t *testing.T) {
 	must(t, err)
 	must(t, i.Start(i.ctx(), i.id))
 	done := make(chan error, 1)
+	stdin, input := io.Pipe()
+	defer stdin.Close()
 	go func() {
-		_, err := i.Exec(i.ctx(), oci.Exec{ID: i.id, Args: []string{"/pause"}, Timeout: 2 * time.Second})
+		_, err := i.Exec(i.ctx(), oci.Exec{ID: i.id, Args: []string{"/pause"}, Timeout: 5 * time.Second, Streams: oci.Streams{Stdin: stdin}})
 		done <- err
 	}()
 	parent, program := i.execution()
+	// It is read once conmon has reported that the program runs. A conmon that was stopped before
+	// that is killed at once.
+	_, err = input.Write([]byte("\n"))
+	must(t, err)
 	must(t, pidfd.Signal(parent, syscall.SIGSTOP))
 	open := func(p oci.Process) *os.File {
 		f, err := pidfd.Open(p)
