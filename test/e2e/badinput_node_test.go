@@ -58,7 +58,7 @@ func TestBadName(t *testing.T) {
 	w.fails("an unknown flag", w.Husk("ps", "--absent"), 2, `husk: .*--absent.*`)
 	w.fails("an unknown output format", w.Husk("ps", "-o", "xml"), 2, `husk: .*xml.*`)
 	w.fails("a malformed duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
-	w.fails("a malformed number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: must be a number: see husk logs --help`)
+	w.fails("a malformed number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "-n, --tail" flag: must be a number: see husk logs --help`)
 	w.fails("a malformed boolean", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: must be true or false: see husk run --help`)
 	w.remove("red/twin", "blue/twin")
 	w.end()
