@@ -16,8 +16,8 @@ import (
 const (
 	// verifyTime is how often a table is compared even if no change of it was announced.
 	verifyTime = 30 * time.Second
-	// After repairBurst repairs at once there is one each repairPace, so that a program that changes
-	// the table again and again doesn't keep the node busy.
+	// After repairBurst repairs at once there is one each repairPace, so that a program that
+	// changes the table again and again doesn't keep the node busy.
 	repairBurst = 10
 	repairPace  = 2 * time.Second
 )

@@ -6,9 +6,9 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 )
 
@@ -51,7 +51,7 @@ func (t *Table) takeProfiles(c *change) *change {
 		}
 		first.chains[chain] = needed
 		for k := range kinds {
-			if set := k.set(chain).name; c.add[set] != nil {
+			if set := k.set(chain).Name; c.add[set] != nil {
 				first.add[set] = c.add[set]
 				delete(c.add, set)
 			}
@@ -81,33 +81,33 @@ func (t *Table) transact(c *change) error {
 	for chain, needed := range c.chains {
 		has, exists := t.chains[chain]
 		if !exists {
-			all = append(all, t.kernel.newChain(chain))
+			all = append(all, t.kernel.NewChain(chain, nil))
 		}
 		for k := range kinds {
 			if needed[k] && !has[k] {
-				all = append(all, t.kernel.newSet(k.set(chain), t.kernel.nextSet()), t.kernel.newRule(k.rule(chain), 0))
+				all = append(all, t.kernel.NewSet(k.set(chain)), t.kernel.PrependRule(k.rule(chain)))
 			}
 		}
 		if !exists {
 			for _, r := range t.kernel.endRules(chain) {
-				all = append(all, t.kernel.newRule(r, unix.NLM_F_APPEND))
+				all = append(all, t.kernel.AppendRule(r))
 			}
 		}
 	}
 	all = append(all, c.end...)
-	all = append(all, t.kernel.change(unix.NFT_MSG_DELSETELEM, c.remove)...)
-	all = append(all, t.kernel.change(unix.NFT_MSG_NEWSETELEM, c.add)...)
+	all = append(all, nftable.DeleteElements(&t.kernel.Table, c.remove)...)
+	all = append(all, nftable.AddElements(&t.kernel.Table, c.add)...)
 	for _, chain := range c.deleted {
-		all = append(all, t.kernel.deleteChain(chain)...)
+		all = append(all, t.kernel.DeleteChain(chain)...)
 		for k := range t.chains[chain] {
-			all = append(all, t.kernel.deleteSet(k.set(chain).name))
+			all = append(all, t.kernel.DeleteSet(k.set(chain).Name))
 		}
 	}
 	if len(all) == 0 {
 		return nil
 	}
 	crashpoint.Hit("policytable.commit")
-	if err := t.kernel.conn.Transact(all...); err != nil {
+	if err := t.kernel.Conn.Transact(all...); err != nil {
 		return err
 	}
 	crashpoint.Hit("policytable.committed")

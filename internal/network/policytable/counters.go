@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 )
@@ -22,24 +23,22 @@ type Denied struct {
 func (t *Table) Denied() (Denied, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f := &found{chains: map[string][]foundRule{}}
-	if err := t.kernel.readRules(f); err != nil && !errors.Is(err, unix.ENOENT) {
-		return Denied{}, t.wrap(fmt.Errorf("read counters: %w", err))
+	rules, err := t.kernel.Rules()
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return Denied{}, t.kernel.Wrap(fmt.Errorf("read counters: %w", err))
 	}
 	d := Denied{map[ruleset.ProfileID]uint64{}, map[policy.Direction]uint64{}}
-	for chain, rules := range f.chains {
-		for _, r := range rules {
-			if !r.counted {
-				continue
-			}
-			switch _, id, ok := profileOf(chain); {
-			case ok:
-				d.Profiles[id] += r.packets
-			case chain == chainIn:
-				d.Unknown[policy.Ingress] += r.packets
-			case chain == chainOut:
-				d.Unknown[policy.Egress] += r.packets
-			}
+	for _, r := range rules {
+		if !r.Counted {
+			continue
+		}
+		switch _, id, ok := profileOf(r.Chain); {
+		case ok:
+			d.Profiles[id] += r.Packets
+		case r.Chain == chainIn:
+			d.Unknown[policy.Ingress] += r.Packets
+		case r.Chain == chainOut:
+			d.Unknown[policy.Egress] += r.Packets
 		}
 	}
 	return d, nil
@@ -57,7 +56,7 @@ func (t *Table) Allowed() (map[ruleset.ProfileID]map[ruleset.Match]uint64, error
 	for id, p := range t.wanted.Profiles {
 		counts, err := t.kernel.countAllowed(chainOf(p.Direction, id), t.chains[chainOf(p.Direction, id)], p)
 		if err != nil {
-			return nil, t.wrap(err)
+			return nil, t.kernel.Wrap(err)
 		}
 		out[id] = counts
 	}
@@ -67,8 +66,8 @@ func (t *Table) Allowed() (map[ruleset.ProfileID]map[ruleset.Match]uint64, error
 func (k *kernelTable) countAllowed(chain string, has map[kind]bool, p ruleset.Profile) (map[ruleset.Match]uint64, error) {
 	packets := map[string]map[elementKey]uint64{} // by sets
 	for kind := range has {
-		set := kind.set(chain).name
-		list, err := k.listElements(set)
+		set := kind.set(chain).Name
+		list, err := nftable.Elements(&k.Table, set, parseElement)
 		if err != nil {
 			return nil, fmt.Errorf("read counters of set %s: %w", set, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
@@ -85,7 +86,7 @@ func listen(group uint16) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	configure := func(a attributes) error {
+	configure := func(a nftable.Attributes) error {
 		req := nl.NewNetlinkRequest(logConfig, unix.NLM_F_ACK)
 		req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, ResId: nl.Swap16(group)})
 		req.RawData = a
@@ -112,8 +113,8 @@ func listen(group uint16) (*os.File, error) {
 	}
 	mode := append(binary.BigEndian.AppendUint32(nil, logLength), logCopyPacket, 0)
 	err = errors.Join(
-		configure(attributes{}.bytes(logCommand, []byte{logBind})),
-		configure(attributes{}.bytes(logMode, mode).number(logThreshold, 1)))
+		configure(nftable.Attributes{}.Bytes(logCommand, []byte{logBind})),
+		configure(nftable.Attributes{}.Bytes(logMode, mode).Number(logThreshold, 1)))
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
@@ -123,7 +124,7 @@ func listen(group uint16) (*os.File, error) {
 // parseDenial returns the connection of a logged packet.
 func parseDenial(data []byte) (d Denial, ok bool) {
 	named, parsed, toNode := false, false, false
-	for typ, value := range fields(data) {
+	for typ, value := range nftable.Fields(data) {
 		switch typ {
 		case logPrefix:
 			d.Direction, d.Profile, named = profileOf(unix.ByteSliceToString(value))

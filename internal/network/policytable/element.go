@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 )
@@ -24,6 +27,46 @@ type element struct {
 	value     valueKind
 	chain     string
 	identity  uint32
+}
+
+type valueKind byte
+
+const (
+	noValue valueKind = iota
+	identityValue
+	chainValue
+)
+
+// Append appends the element to a list, with its value or without.
+func (e element) Append(a nftable.Attributes, valued bool) nftable.Attributes {
+	a, item := a.Begin(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
+	if e.form == concatRange {
+		a = a.Key(e.key, e.last)
+	} else {
+		a = a.Key(e.key, "")
+	}
+	switch {
+	case !valued:
+	case e.value == chainValue:
+		a = a.Verdict(unix.NFTA_SET_ELEM_DATA, unix.NFT_JUMP, e.chain)
+	case e.value == identityValue:
+		a = a.Data(unix.NFTA_SET_ELEM_DATA, string(nftable.Native(e.identity)))
+	}
+	a = a.End(item)
+	if e.form != interval {
+		return a
+	}
+	// The end of an interval is an element of its own: the first address behind it, unless it ends
+	// with the last address of all.
+	behind := []byte(e.last)
+	for i := len(behind) - 1; i >= 0; i-- {
+		if behind[i]++; behind[i] != 0 {
+			a, item = a.Begin(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
+			a = a.Key(string(behind), "")
+			return a.Number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END).End(item)
+		}
+	}
+	return a
 }
 
 // elementKey identifies an element in its set.
@@ -80,23 +123,23 @@ func podElements(p ruleset.Pod, add yield) {
 
 func matchElements(chain string, m ruleset.Match, add yield) {
 	k, s := kindOf(m), kindOf(m).set(chain)
-	key := native(uint32(m.Identity))
+	key := nftable.Native(uint32(m.Identity))
 	if g, ok := groups[m.Identity]; ok {
-		key = []byte{g.proto, 0, 0, 0}[:min(4, s.size())]
+		key = []byte{g.proto, 0, 0, 0}[:min(4, s.KeySize())]
 	}
-	if len(s.key) > 1 {
+	if len(s.Key) > 1 {
 		key = append(key, byte(m.Protocol), 0, 0, 0)
 	}
 	numbered := func(n uint16) string { return string(append(binary.BigEndian.AppendUint16(key[:8:8], n), 0, 0)) }
 	switch k.what() {
 	case port:
 		for n := int(m.First); n <= int(m.Last); n++ {
-			add(s.name, element{key: numbered(uint16(n))})
+			add(s.Name, element{key: numbered(uint16(n))})
 		}
 	case portRange:
-		add(s.name, element{key: numbered(m.First), last: numbered(m.Last), form: concatRange})
+		add(s.Name, element{key: numbered(m.First), last: numbered(m.Last), form: concatRange})
 	default:
-		add(s.name, element{key: string(key)})
+		add(s.Name, element{key: string(key)})
 	}
 }
 
@@ -157,7 +200,7 @@ func rulesetOf(c contents, chains []string) *ruleset.Ruleset {
 		d, id, _ := profileOf(chain)
 		p := ruleset.Profile{ID: id, Direction: d, Allow: map[ruleset.Match]struct{}{}}
 		for k := range kinds {
-			for _, e := range c[k.set(chain).name] {
+			for _, e := range c[k.set(chain).Name] {
 				p.Allow[k.match(e)] = struct{}{}
 			}
 		}

@@ -1,10 +1,7 @@
 package policytable
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -14,6 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 	"github.com/huskd/husk/internal/pod"
@@ -132,48 +130,20 @@ var families = []family{
 	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e, nftables.TypeIP6Addr},
 }
 
-// set is one of the table's.
-type set struct {
-	name     string
-	key      []nftables.SetDatatype
-	value    valueKind
-	interval bool
-	counted  bool // each element counts the packets that match it
-}
-
-// size is that of a key in bytes. In a concatenation, each part fills registers of 4 bytes.
-func (s set) size() (size uint32) {
-	if len(s.key) == 1 {
-		return s.key[0].Bytes
-	}
-	for _, f := range s.key {
-		size += (f.Bytes + 3) &^ 3
-	}
-	return size
-}
-
-type valueKind int
-
-const (
-	noValue valueKind = iota
-	identityValue
-	chainValue
-)
-
 // fixedSets are those that don't depend on profiles.
-func fixedSets() (out []set) {
+func fixedSets() (out []nftable.Set) {
 	for _, f := range families {
-		addr := []nftables.SetDatatype{f.address}
+		addr, identity := []nftables.SetDatatype{f.address}, []nftables.SetDatatype{nftables.TypeClassID}
 		out = append(out,
-			set{name: "id" + f.suffix, key: addr, value: identityValue},
-			set{name: "net" + f.suffix, key: addr, value: identityValue, interval: true},
-			set{name: "self" + f.suffix, key: []nftables.SetDatatype{f.address, f.address}},
-			set{name: "strict" + f.suffix, key: addr})
+			nftable.Set{Name: "id" + f.suffix, Key: addr, Data: identity},
+			nftable.Set{Name: "net" + f.suffix, Key: addr, Data: identity, Interval: true},
+			nftable.Set{Name: "self" + f.suffix, Key: []nftables.SetDatatype{f.address, f.address}},
+			nftable.Set{Name: "strict" + f.suffix, Key: addr})
 		for _, chain := range []string{chainIn, chainOut} {
-			out = append(out, set{name: chain + "-open" + f.suffix, key: addr})
+			out = append(out, nftable.Set{Name: chain + "-open" + f.suffix, Key: addr})
 		}
 		for _, chain := range []string{chainIn, chainOut, chainNode} {
-			out = append(out, set{name: chain + "-pod" + f.suffix, key: addr, value: chainValue})
+			out = append(out, nftable.Set{Name: chain + "-pod" + f.suffix, Key: addr, Verdicts: true})
 		}
 	}
 	return out
@@ -233,17 +203,17 @@ func whatOf(m ruleset.Match) kind {
 }
 
 // set returns the set of a profile's chain.
-func (k kind) set(chain string) set {
+func (k kind) set(chain string) nftable.Set {
 	all := []nftables.SetDatatype{nftables.TypeClassID, nftables.TypeInetProto, nftables.TypeInetService}
 	if k.whom() != forIdentities {
 		all[0] = nftables.TypeNFProto
 	}
 	fields := [forAll]int{anything: 1, port: 3, proto: 2, other: 1, portRange: 3}
-	return set{name: chain + "-" + k.String(), key: all[:fields[k.what()]], interval: k.what() == portRange, counted: true}
+	return nftable.Set{Name: chain + "-" + k.String(), Key: all[:fields[k.what()]], Interval: k.what() == portRange, Counted: true}
 }
 
 // rule returns the rule that looks the set up.
-func (k kind) rule(chain string) rule {
+func (k kind) rule(chain string) nftable.Rule {
 	var m []expr.Any
 	who := expr.MetaKeyNFPROTO
 	switch k.whom() {
@@ -265,34 +235,21 @@ func (k kind) rule(chain string) rule {
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg32b},
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: reg32c},
 	}
-	m = append(m, load[:len(s.key)]...)
-	m = append(append(m, &expr.Lookup{SourceRegister: reg32a, SetName: s.name}), setPriority(allowed)...)
+	m = append(m, load[:len(s.Key)]...)
+	m = append(append(m, &expr.Lookup{SourceRegister: reg32a, SetName: s.Name}), setPriority(allowed)...)
 	return newRule(chain, append(m, &expr.Verdict{Kind: expr.VerdictReturn}))
 }
 
 func setPriority(n uint32) []expr.Any {
-	return []expr.Any{&expr.Immediate{Register: reg1, Data: native(n)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg1}}
+	return []expr.Any{&expr.Immediate{Register: reg1, Data: nftable.Native(n)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg1}}
 }
 
-// rule is one of a chain's.
-type rule struct {
-	chain string
-	exprs []byte // the attribute's value
-	// comment identifies what the rule does.
-	comment string
-}
-
-func newRule(chain string, exprs []expr.Any) rule {
-	var b attributes
+func newRule(chain string, exprs []expr.Any) nftable.Rule {
+	var parts []any
 	for _, e := range exprs {
-		data, err := expr.Marshal(unix.NFPROTO_INET, e)
-		if err != nil {
-			panic(fmt.Sprintf("rule of chain %s: %v", chain, err)) // they are constant
-		}
-		b = b.nested(unix.NFTA_LIST_ELEM, data)
+		parts = append(parts, e)
 	}
-	sum := sha256.Sum256(append([]byte(layout), b...))
-	return rule{chain, b, "husk " + hex.EncodeToString(sum[:4])}
+	return nftable.NewRule(chain, layout, parts...)
 }
 
 func chainOf(d policy.Direction, id ruleset.ProfileID) string {
@@ -312,8 +269,8 @@ func profileOf(chain string) (policy.Direction, ruleset.ProfileID, bool) {
 }
 
 // endRules are those of a profile's chain for what it doesn't allow.
-func (k *kernelTable) endRules(chain string) []rule {
-	return []rule{
+func (k *kernelTable) endRules(chain string) []nftable.Rule {
+	return []nftable.Rule{
 		newRule(chain, []expr.Any{
 			&expr.Limit{Type: expr.LimitTypePkts, Rate: logRate, Unit: expr.LimitTimeSecond, Burst: logRate},
 			&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX, Group: logGroup(k.instance), Data: []byte(chain)},
@@ -329,7 +286,7 @@ func logGroup(i pod.Instance) uint16 {
 }
 
 // fixedRules are those of the chains that don't depend on profiles.
-func (k *kernelTable) fixedRules() (out []rule) {
+func (k *kernelTable) fixedRules() (out []nftable.Rule) {
 	add := func(chain string, parts ...[]expr.Any) { out = append(out, newRule(chain, slices.Concat(parts...))) }
 	verdict := func(k expr.VerdictKind, chain string) []expr.Any {
 		return []expr.Any{&expr.Verdict{Kind: k, Chain: chain}}
@@ -340,8 +297,8 @@ func (k *kernelTable) fixedRules() (out []rule) {
 	state := func(bits uint32) []expr.Any {
 		return []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
-			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(bits), Xor: native(0)},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
+			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: nftable.Native(bits), Xor: nftable.Native(0)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: nftable.Native(0)},
 		}
 	}
 	none := setPriority(0)
@@ -404,7 +361,7 @@ func (k *kernelTable) fixedRules() (out []rule) {
 		if chain == chainNode { // pods without a profile for that reach the node
 			continue
 		}
-		add(chain, []expr.Any{&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg1}, &expr.Cmp{Register: reg1, Data: native(allowed)}}, verdict(expr.VerdictReturn, ""))
+		add(chain, []expr.Any{&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg1}, &expr.Cmp{Register: reg1, Data: nftable.Native(allowed)}}, verdict(expr.VerdictReturn, ""))
 		add(chain, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
 	}
 	return out
@@ -416,4 +373,12 @@ func (f family) is() []expr.Any {
 
 func (f family) load(offset, register uint32) expr.Any {
 	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.size, DestRegister: register}
+}
+
+const beforeFilter = -1
+
+// hooks are where the kernel calls chains: for forwarded packets and for those to the node.
+var hooks = map[string]*nftable.Hook{
+	chainForward: {Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: beforeFilter},
+	chainInput:   {Kind: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: beforeFilter},
 }

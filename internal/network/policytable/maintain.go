@@ -16,7 +16,7 @@ const reapTime = time.Second
 // meanwhile and are denied end.
 func (t *Table) Maintain(ctx context.Context, log *slog.Logger) {
 	keeper := nftable.Keeper{
-		Subject: "network policy", Netns: t.netns, Table: t.kernel.name, Own: t.kernel.conn, Log: log,
+		Subject: "network policy", Netns: t.netns, Table: t.kernel.Name, Own: t.kernel.Conn, Log: log,
 		Verify: t.Verify, Repair: t.Repair, ReapTime: reapTime,
 		Verified: func() error {
 			_, err := t.EndFlows()

@@ -207,7 +207,7 @@ func (l *lab) judge(t *Table, r *ruleset.Ruleset, flows []policy.Flow) {
 // forget makes every packet a new connection's.
 func (l *lab) forget(t *Table) {
 	l.t.Helper()
-	_, err := conntrack.End(t.kernel.conn, func(conntrack.Connection) bool { return true })
+	_, err := conntrack.End(t.kernel.Conn, func(conntrack.Connection) bool { return true })
 	must(l.t, err)
 }
 
@@ -323,7 +323,7 @@ func TestTruth(t *testing.T) {
 		}
 		l.judge(table, rs, probes(r, 300))
 		if t.Failed() {
-			t.Log(l.nft("list", "table", "inet", table.kernel.name))
+			t.Log(l.nft("list", "table", "inet", table.kernel.Name))
 			return
 		}
 	}

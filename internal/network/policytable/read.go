@@ -2,8 +2,6 @@ package policytable
 
 import (
 	"cmp"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -12,72 +10,41 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/nlsock"
 )
 
 // found is what the kernel has.
 type found struct {
-	exists   bool
-	flags    uint32
+	nftable.State
 	sets     map[string]bool
-	chains   map[string][]foundRule
+	chains   map[string][]nftable.FoundRule
 	contents contents
-}
-
-type foundRule struct {
-	comment string
-	counted bool
-	packets uint64
-}
-
-// find returns the table without its chains and sets.
-func (k *kernelTable) find() (*found, error) {
-	f := &found{sets: map[string]bool{}, chains: map[string][]foundRule{}, contents: contents{}}
-	get := k.conn.Do(request(unix.NFT_MSG_GETTABLE, 0, attributes{}.text(unix.NFTA_TABLE_NAME, k.name)))[0]
-	if errors.Is(get.Err, unix.ENOENT) {
-		return f, nil
-	}
-	if get.Err != nil {
-		return nil, get.Err
-	}
-	f.exists = true
-	for typ, value := range fields(get.Data) {
-		if typ == unix.NFTA_TABLE_FLAGS {
-			f.flags = number(value)
-		}
-	}
-	return f, nil
 }
 
 // read returns all that the kernel has.
 func (k *kernelTable) read() (*found, error) {
-	f, err := k.find()
-	if err != nil || !f.exists {
+	f := &found{sets: map[string]bool{}, chains: map[string][]nftable.FoundRule{}, contents: contents{}}
+	var err error
+	if f.State, err = k.Find(); err != nil || !f.Exists {
 		return f, err
 	}
-	_, err = nlsock.List(k.conn, request(unix.NFT_MSG_GETCHAIN, 0, nil), func(data []byte) (struct{}, bool) {
-		var table, name string
-		for typ, value := range fields(data) {
-			switch typ {
-			case unix.NFTA_CHAIN_TABLE:
-				table = unix.ByteSliceToString(value)
-			case unix.NFTA_CHAIN_NAME:
-				name = unix.ByteSliceToString(value)
-			}
-		}
-		if table == k.name && f.chains[name] == nil {
-			f.chains[name] = []foundRule{}
-		}
-		return struct{}{}, false
-	})
+	chains, err := k.Chains()
 	if err != nil {
-		return nil, fmt.Errorf("list chains: %w", err)
+		return nil, err
 	}
-	if err := k.readRules(f); err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
+	for _, name := range chains {
+		f.chains[name] = nil
 	}
-	_, err = nlsock.List(k.conn, request(unix.NFT_MSG_GETSET, 0, attributes{}.text(unix.NFTA_SET_TABLE, k.name)), func(data []byte) (struct{}, bool) {
-		for typ, value := range fields(data) {
+	rules, err := k.Rules()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rules {
+		f.chains[r.Chain] = append(f.chains[r.Chain], r)
+	}
+	_, err = nlsock.List(k.Conn, nftable.Request(unix.NFT_MSG_GETSET, 0, nftable.Attributes{}.Text(unix.NFTA_SET_TABLE, k.Name)), func(data []byte) (struct{}, bool) {
+		for typ, value := range nftable.Fields(data) {
 			if typ == unix.NFTA_SET_NAME {
 				f.sets[unix.ByteSliceToString(value)] = true
 			}
@@ -95,78 +62,8 @@ func (k *kernelTable) read() (*found, error) {
 	return f, nil
 }
 
-func (k *kernelTable) readRules(f *found) error {
-	type chainRule struct {
-		chain string
-		foundRule
-	}
-	rules, err := nlsock.List(k.conn, request(unix.NFT_MSG_GETRULE, 0, attributes{}.text(unix.NFTA_RULE_TABLE, k.name)), func(data []byte) (chainRule, bool) {
-		var r chainRule
-		var table string
-		for typ, value := range fields(data) {
-			switch typ {
-			case unix.NFTA_RULE_TABLE:
-				table = unix.ByteSliceToString(value)
-			case unix.NFTA_RULE_CHAIN:
-				r.chain = unix.ByteSliceToString(value)
-			case unix.NFTA_RULE_USERDATA:
-				r.comment = comment(value)
-			case unix.NFTA_RULE_EXPRESSIONS:
-				r.packets, r.counted = ruleCounter(value)
-			}
-		}
-		return r, table == k.name
-	})
-	for _, r := range rules {
-		f.chains[r.chain] = append(f.chains[r.chain], r.foundRule)
-	}
-	return err
-}
-
-// comment returns the comment in a rule's user data.
-func comment(data []byte) string {
-	for len(data) >= 2 && len(data) >= 2+int(data[1]) {
-		value := data[2 : 2+int(data[1])]
-		if data[0] == ruleComment {
-			return unix.ByteSliceToString(value)
-		}
-		data = data[2+len(value):]
-	}
-	return ""
-}
-
-// ruleCounter returns the packets of a rule's counter, if it has one.
-func ruleCounter(exprs []byte) (packets uint64, ok bool) {
-	for _, expr := range nlsock.Attributes(exprs) {
-		if packets, ok = counter(expr); ok {
-			return packets, true
-		}
-	}
-	return 0, false
-}
-
-// counter returns the packets of an expression, if it is a counter.
-func counter(expr []byte) (packets uint64, ok bool) {
-	const counterPackets = 2
-	name := ""
-	for typ, value := range nlsock.Attributes(expr) {
-		if typ == unix.NFTA_EXPR_NAME {
-			name = unix.ByteSliceToString(value)
-		}
-		if typ != unix.NFTA_EXPR_DATA || name != "counter" {
-			continue
-		}
-		for typ, value := range nlsock.Attributes(value) {
-			if typ == counterPackets && len(value) == 8 {
-				return binary.BigEndian.Uint64(value), true
-			}
-		}
-	}
-	return 0, false
-}
-
 func (k *kernelTable) readElements(f *found, name string) error {
-	list, err := k.listElements(name)
+	list, err := nftable.Elements(&k.Table, name, parseElement)
 	if err != nil {
 		return err
 	}
@@ -207,23 +104,6 @@ type listedElement struct {
 	packets uint64
 }
 
-func (k *kernelTable) listElements(set string) ([]listedElement, error) {
-	req := request(unix.NFT_MSG_GETSETELEM, 0, attributes{}.text(unix.NFTA_SET_ELEM_LIST_TABLE, k.name).text(unix.NFTA_SET_ELEM_LIST_SET, set))
-	// A list that changed while it was read is read again.
-	parts, err := nlsock.List(k.conn, req, func(data []byte) (part []listedElement, _ bool) {
-		for typ, value := range fields(data) {
-			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				continue
-			}
-			for _, item := range nlsock.Attributes(value) {
-				part = append(part, parseElement(item))
-			}
-		}
-		return part, true
-	})
-	return slices.Concat(parts...), err
-}
-
 // before returns the key in front of another one.
 func before(key string) string {
 	b := []byte(key)
@@ -239,51 +119,22 @@ func parseElement(item []byte) (e listedElement) {
 	for typ, value := range nlsock.Attributes(item) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.key = dataValue(value)
-		case setElemKeyEnd:
-			e.last, e.form = dataValue(value), concatRange
+			e.key = nftable.ParseData(value)
+		case nftable.SetElemKeyEnd:
+			e.last, e.form = nftable.ParseData(value), concatRange
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.end = number(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.end = nftable.ParseNumber(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_EXPR:
-			e.packets, _ = counter(value)
+			e.packets, _ = nftable.ParseCounter(value)
 		case unix.NFTA_SET_ELEM_DATA:
-			for typ, value := range nlsock.Attributes(value) {
-				if typ == unix.NFTA_DATA_VALUE {
-					e.value, e.identity = identityValue, nlsock.Uint32(value)
-					continue
-				}
-				e.value = chainValue
-				for typ, value := range nlsock.Attributes(value) {
-					if typ == unix.NFTA_VERDICT_CHAIN {
-						e.chain = unix.ByteSliceToString(value)
-					}
-				}
+			if data := nftable.ParseData(value); data != "" {
+				e.value, e.identity = identityValue, nlsock.Uint32([]byte(data))
+			} else {
+				e.value, e.chain = chainValue, nftable.ParseVerdict(value)
 			}
 		}
 	}
 	return e
-}
-
-func dataValue(data []byte) string {
-	for typ, value := range nlsock.Attributes(data) {
-		if typ == unix.NFTA_DATA_VALUE {
-			return string(value)
-		}
-	}
-	return ""
-}
-
-// fields are the attributes of a message.
-func fields(data []byte) func(func(uint16, []byte) bool) {
-	const header = 4 // struct nfgenmsg
-	return nlsock.Attributes(data[min(header, len(data)):])
-}
-
-func number(value []byte) uint32 {
-	if len(value) != 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(value)
 }
 
 // profiles returns the chains of profiles that there are.
@@ -299,18 +150,17 @@ func (f *found) profiles() (chains []string) {
 // broken says what is wrong with the sets, chains and rules, other than elements and profiles that
 // are missing. It is empty if nothing is.
 func (f *found) broken(k *kernelTable) string {
-	// The kernel lists a table whose owner has ended without that flag.
-	if f.flags|k.flags&tableOwner != k.flags {
-		return fmt.Sprintf("the table's flags are %#x, not %#x", f.flags, k.flags)
+	if why := k.Broken(f.State); why != "" {
+		return why
 	}
 	for _, s := range fixedSets() {
-		if !f.sets[s.name] {
-			return "set " + s.name + " is missing"
+		if !f.sets[s.Name] {
+			return "set " + s.Name + " is missing"
 		}
 	}
 	wanted := map[string][]string{}
 	for _, r := range k.fixedRules() {
-		wanted[r.chain] = append(wanted[r.chain], r.comment)
+		wanted[r.Chain] = append(wanted[r.Chain], r.Comment)
 	}
 	for chain, comments := range wanted {
 		if !slices.Equal(f.comments(chain), comments) {
@@ -322,14 +172,14 @@ func (f *found) broken(k *kernelTable) string {
 		slices.Sort(is)
 		var should []string
 		for kind := range f.kindsOf(chain) {
-			should = append(should, kind.rule(chain).comment)
+			should = append(should, kind.rule(chain).Comment)
 		}
 		for _, r := range k.endRules(chain) {
-			should = append(should, r.comment)
+			should = append(should, r.Comment)
 		}
 		slices.Sort(should)
 		end := f.chains[chain]
-		if !slices.Equal(is, should) || !end[len(end)-1].counted {
+		if !slices.Equal(is, should) || !end[len(end)-1].Counted {
 			return "the rules of chain " + chain + " were changed"
 		}
 	}
@@ -338,7 +188,7 @@ func (f *found) broken(k *kernelTable) string {
 
 func (f *found) comments(chain string) (out []string) {
 	for _, r := range f.chains[chain] {
-		out = append(out, r.comment)
+		out = append(out, r.Comment)
 	}
 	return out
 }
@@ -347,7 +197,7 @@ func (f *found) comments(chain string) (out []string) {
 func (f *found) kindsOf(chain string) map[kind]bool {
 	has := map[kind]bool{}
 	for k := range kinds {
-		if f.sets[k.set(chain).name] {
+		if f.sets[k.set(chain).Name] {
 			has[k] = true
 		}
 	}

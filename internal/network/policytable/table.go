@@ -25,23 +25,16 @@ import (
 
 	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 	"github.com/huskd/husk/internal/pod"
 )
 
-// batchSize is how long a transaction may be. It is sent as one message, and needs about 50 bytes
-// for each element.
-const batchSize = 256 << 20
-
 // kernelTable is the kernel's table, and the socket that changes it.
 type kernelTable struct {
+	nftable.Table
 	instance pod.Instance
-	name     string
-	conn     *nlsock.Conn
-	flags    uint32
-	// setID numbers the sets in a transaction.
-	setID uint32
 }
 
 // Table is an instance's. Its methods may be called concurrently.
@@ -71,18 +64,15 @@ type Table struct {
 // process's namespace. Nothing in the kernel changes.
 func Open(path string, instance pod.Instance) (*Table, error) {
 	t := &Table{netns: path, moves: map[move]bool{}}
-	t.kernel = kernelTable{instance: instance, name: instance.PolicyTable(), flags: tableOwner | tablePersist}
+	t.kernel = kernelTable{nftable.Table{Name: instance.PolicyTable()}, instance}
 	err := t.inNode(func() (err error) {
 		if t.flows, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
 			return err
 		}
-		if t.kernel.conn, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
-			return err
-		}
-		return t.kernel.conn.Grow(batchSize)
+		return t.kernel.Open()
 	})
 	if err != nil {
-		return nil, errors.Join(t.wrap(err), t.Close())
+		return nil, errors.Join(t.kernel.Wrap(err), t.Close())
 	}
 	return t, nil
 }
@@ -96,23 +86,11 @@ func (t *Table) inNode(fn func() error) error {
 
 // Close closes the sockets. The table stays.
 func (t *Table) Close() error {
-	var errs []error
-	for _, c := range []*nlsock.Conn{t.flows, t.kernel.conn} {
-		if c != nil {
-			errs = append(errs, c.Close())
-		}
+	err := t.kernel.Close()
+	if t.flows != nil {
+		err = errors.Join(err, t.flows.Close())
 	}
-	return errors.Join(errs...)
-}
-
-func (t *Table) wrap(err error) error {
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, unix.EPERM) {
-		err = errdefs.ErrFailedPrecondition.WithMessage("another process, which still runs, has it: end that first")
-	}
-	return fmt.Errorf("nftables table inet %s: %w", t.kernel.name, err)
+	return err
 }
 
 // Load makes the kernel agree with r, in one transaction. What a former process has left changes
@@ -124,7 +102,7 @@ func (t *Table) Load(r *ruleset.Ruleset) error {
 		return err
 	}
 	t.wanted = r
-	return t.wrap(t.synchronize())
+	return t.kernel.Wrap(t.synchronize())
 }
 
 // Apply makes an update of what was loaded, in one transaction. If the kernel refuses it, as others
@@ -133,7 +111,7 @@ func (t *Table) Apply(u *ruleset.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.wanted == nil {
-		return t.wrap(errdefs.ErrFailedPrecondition.WithMessage("the policies aren't loaded yet"))
+		return t.kernel.Wrap(errdefs.ErrFailedPrecondition.WithMessage("the policies aren't loaded yet"))
 	}
 	if err := check(u.AddProfiles); err != nil {
 		return err
@@ -142,7 +120,7 @@ func (t *Table) Apply(u *ruleset.Update) error {
 	c := t.changeOf(u)
 	t.wanted.Apply(u)
 	if t.unsure || t.commit(c) != nil {
-		return t.wrap(t.synchronize())
+		return t.kernel.Wrap(t.synchronize())
 	}
 	for _, p := range u.AddProfiles {
 		delete(t.unused, p.ID)
@@ -171,7 +149,7 @@ func (t *Table) Reap() error {
 		c.deleted = append(c.deleted, chainOf(p.Direction, id))
 	}
 	if err := t.commit(c); err != nil {
-		return t.wrap(t.synchronize())
+		return t.kernel.Wrap(t.synchronize())
 	}
 	clear(t.unused)
 	return nil
@@ -181,17 +159,17 @@ func (t *Table) Reap() error {
 func (t *Table) Teardown() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f, err := t.kernel.find()
+	f, err := t.kernel.Find()
 	if err != nil {
-		return t.wrap(err)
+		return t.kernel.Wrap(err)
 	}
 	t.wanted = nil
 	clear(t.unused) // they go with the table
-	if !f.exists {
+	if !f.Exists {
 		return nil
 	}
 	crashpoint.Hit("policytable.teardown")
-	return t.wrap(t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...))
+	return t.kernel.Wrap(t.kernel.Conn.Transact(append(t.kernel.Adopt(f), t.kernel.Delete())...))
 }
 
 // Exists reports whether the table exists. `nft flush ruleset` removes all tables, before Linux
@@ -199,8 +177,8 @@ func (t *Table) Teardown() error {
 func (t *Table) Exists() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f, err := t.kernel.find()
-	return err == nil && f.exists, t.wrap(err)
+	f, err := t.kernel.Find()
+	return err == nil && f.Exists, t.kernel.Wrap(err)
 }
 
 // View calls fn with what is loaded, or nil. fn must not keep it.
@@ -216,8 +194,8 @@ func (t *Table) Read() (*ruleset.Ruleset, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f, err := t.kernel.read()
-	if err != nil || !f.exists {
-		return nil, t.wrap(err)
+	if err != nil || !f.Exists {
+		return nil, t.kernel.Wrap(err)
 	}
 	return rulesetOf(f.contents, f.profiles()), nil
 }
@@ -231,10 +209,7 @@ func (t *Table) Verify() ([]string, error) {
 	}
 	f, err := t.kernel.read()
 	if err != nil {
-		return nil, t.wrap(err)
-	}
-	if !f.exists {
-		return []string{"the table is missing"}, nil
+		return nil, t.kernel.Wrap(err)
 	}
 	if why := f.broken(&t.kernel); why != "" {
 		return []string{why}, nil
@@ -250,7 +225,7 @@ func (t *Table) Repair() error {
 	if t.wanted == nil {
 		return nil
 	}
-	return t.wrap(t.synchronize())
+	return t.kernel.Wrap(t.synchronize())
 }
 
 // everything is what the kernel should have, with unused profiles.
@@ -285,34 +260,25 @@ func (t *Table) synchronize() error {
 		return err
 	}
 	agree := func() error {
-		if !f.exists || f.broken(&t.kernel) != "" {
+		if f.broken(&t.kernel) != "" {
 			return t.replace(f)
 		}
 		return t.amend(f)
 	}
 	err = agree()
-	if errors.Is(err, unix.EOPNOTSUPP) && f.flags == 0 {
-		t.kernel.flags = 0 // the kernel is older than 6.9
+	if t.kernel.Downgrade(f.State, err) {
 		err = agree()
 	}
 	t.unsure = err != nil
 	return err
 }
 
-// adopt returns the messages that make the table this socket's, if it has been another's.
-func (k *kernelTable) adopt(f *found) []*nl.NetlinkRequest {
-	if f.flags&tablePersist == 0 {
-		return nil
-	}
-	return []*nl.NetlinkRequest{k.newTable()}
-}
-
 // replace makes the table anew, in one transaction. A packet that meets the table then may be
 // dropped.
 func (t *Table) replace(f *found) error {
 	var begin []*nl.NetlinkRequest
-	if f.exists {
-		begin = append(t.kernel.adopt(f), t.kernel.deleteTable())
+	if f.Exists {
+		begin = append(t.kernel.Adopt(f.State), t.kernel.Delete())
 	}
 	c := newChange()
 	elements(t.wanted, c.adds)
@@ -320,15 +286,15 @@ func (t *Table) replace(f *found) error {
 		c.chains[chainOf(p.Direction, p.ID)] = kindsOf(p)
 	}
 	t.chains, t.unused = map[string]map[kind]bool{}, map[ruleset.ProfileID]ruleset.Profile{}
-	c.begin = append(begin, t.kernel.newTable())
+	c.begin = append(begin, t.kernel.New())
 	for _, s := range fixedSets() {
-		c.begin = append(c.begin, t.kernel.newSet(s, t.kernel.nextSet()))
+		c.begin = append(c.begin, t.kernel.NewSet(s))
 	}
 	for _, chain := range []string{chainIn, chainOut, chainNode, chainForward, chainInput} {
-		c.begin = append(c.begin, t.kernel.newChain(chain))
+		c.begin = append(c.begin, t.kernel.NewChain(chain, hooks[chain]))
 	}
 	for _, r := range t.kernel.fixedRules() {
-		c.end = append(c.end, t.kernel.newRule(r, unix.NLM_F_APPEND))
+		c.end = append(c.end, t.kernel.AppendRule(r))
 	}
 	return t.commit(c)
 }
@@ -336,7 +302,7 @@ func (t *Table) replace(f *found) error {
 // amend changes what differs in the kernel.
 func (t *Table) amend(f *found) error {
 	c := newChange()
-	c.begin = t.kernel.adopt(f)
+	c.begin = t.kernel.Adopt(f.State)
 	t.chains, t.unused = map[string]map[kind]bool{}, map[ruleset.ProfileID]ruleset.Profile{}
 	for _, chain := range f.profiles() {
 		t.chains[chain] = f.kindsOf(chain)
@@ -346,7 +312,7 @@ func (t *Table) amend(f *found) error {
 		}
 		c.deleted = append(c.deleted, chain)
 		for k := range kinds {
-			delete(f.contents, k.set(chain).name)
+			delete(f.contents, k.set(chain).Name)
 		}
 	}
 	for _, p := range t.wanted.Profiles {
@@ -362,9 +328,4 @@ func kindsOf(p ruleset.Profile) map[kind]bool {
 		out[kindOf(m)] = true
 	}
 	return out
-}
-
-func (k *kernelTable) nextSet() uint32 {
-	k.setID++
-	return k.setID
 }

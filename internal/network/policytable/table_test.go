@@ -24,6 +24,7 @@ import (
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 )
@@ -168,7 +169,7 @@ func TestMaintainedAfterTeardown(t *testing.T) {
 			t.Fatalf("%d profiles are unused, want 1", table.Unused())
 		}
 		if byOthers {
-			must(t, table.kernel.conn.Transact(table.kernel.deleteTable()))
+			must(t, table.kernel.Conn.Transact(table.kernel.Delete()))
 		}
 		must(t, table.Teardown())
 		must(t, table.Reap())
@@ -279,7 +280,7 @@ func TestOthers(t *testing.T) {
 			must(t, err)
 			defer func() { must(t, table.Close()) }()
 			if !owned {
-				table.kernel.flags = 0
+				table.kernel.Shared = true
 			}
 			rs := small()
 			must(t, table.Load(rs))
@@ -311,7 +312,7 @@ func TestOthers(t *testing.T) {
 		table, err := Open(path, instance)
 		must(t, err)
 		defer func() { must(t, table.Close()) }()
-		table.kernel.flags = 0
+		table.kernel.Shared = true
 		must(t, table.Load(small()))
 		must(t, nft("delete", "element", "inet", name, "id4", "{ 10.99.0.1 }"))
 		must(t, table.Apply(&ruleset.Update{Identities: map[netip.Addr]ruleset.Identity{far[0]: 7}}))
@@ -343,7 +344,7 @@ func TestOthers(t *testing.T) {
 func TestMaintain(t *testing.T) {
 	l := newLab(t)
 	table := l.open()
-	table.kernel.flags = 0
+	table.kernel.Shared = true
 	rs := small()
 	rs.Profiles["server"].Allow[ruleset.Match{Identity: 9, Protocol: ruleset.Every}] = struct{}{}
 	must(t, table.Load(rs))
@@ -405,7 +406,7 @@ func TestRepairEndsConnections(t *testing.T) {
 	l := newLab(t)
 	l.serve()
 	table := l.open()
-	table.kernel.flags = 0
+	table.kernel.Shared = true
 	l.nft("add table inet t; add chain inet t c { type filter hook forward priority 0; }; add rule inet t c ct state established accept")
 	rs := ruleset.New()
 	rs.Profiles["p"] = ruleset.Profile{ID: "p", Direction: policy.Ingress, Allow: map[ruleset.Match]struct{}{}}
@@ -873,12 +874,12 @@ func TestProfileNames(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{0x45, 0, 0, 20})
 	f.Add(append([]byte{0x60, 0, 0, 0, 0, 0, 44, 1}, make([]byte, 40)...))
-	f.Add([]byte(attributes{}.nested(unix.NFTA_SET_ELEM_KEY, attributes{}.text(unix.NFTA_DATA_VALUE, "key"))))
+	f.Add([]byte(nftable.Attributes{}.Nested(unix.NFTA_SET_ELEM_KEY, nftable.Attributes{}.Text(unix.NFTA_DATA_VALUE, "key"))))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		parsePacket(data)
 		parseDenial(data)
 		parseElement(data)
-		comment(data)
-		counter(data)
+		nftable.ParseComment(data)
+		nftable.ParseCounter(data)
 	})
 }

@@ -5,8 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/service/compile"
 )
 
@@ -34,14 +33,14 @@ func (w *wanted) forgets(u *compile.Update) bool {
 func (t *Table) sweep() error {
 	for _, f := range families {
 		name := "affinity" + f.suffix
-		all, err := t.kernel.elements(name)
+		all, err := nftable.Elements(&t.kernel.Table, name, parseElement)
 		if err != nil && !isMissing(err) {
 			return fmt.Errorf("list set %s: %w", name, err)
 		}
 		all = slices.DeleteFunc(all, func(e element) bool { return t.wanted.remembers(f, e) })
 		for _, e := range all {
-			requests := t.kernel.change(unix.NFT_MSG_DELSETELEM, map[string][]element{name: {e}})
-			if err := t.kernel.conn.Transact(requests...); err != nil && !isMissing(err) { // it has expired
+			requests := nftable.DeleteElements(&t.kernel.Table, map[string][]element{name: {e}})
+			if err := t.kernel.Conn.Transact(requests...); err != nil && !isMissing(err) { // it has expired
 				return fmt.Errorf("delete elements of set %s: %w", name, err)
 			}
 		}

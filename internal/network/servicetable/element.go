@@ -1,9 +1,14 @@
 package servicetable
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nftable"
+	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/network/service/compile"
 )
@@ -20,6 +25,39 @@ const dropped = " drop"
 
 // id tells an element of a set from the others.
 func (e element) id() string { return e.key + e.last }
+
+// Append appends the element to a list, with its value or without.
+func (e element) Append(a nftable.Attributes, valued bool) nftable.Attributes {
+	a, item := a.Begin(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
+	a = a.Key(e.key, e.last)
+	switch {
+	case !valued:
+	case e.verdict == dropped:
+		const drop = 0 // NF_DROP of linux/netfilter.h
+		a = a.Verdict(unix.NFTA_SET_ELEM_DATA, drop, "")
+	case e.verdict != "":
+		a = a.Verdict(unix.NFTA_SET_ELEM_DATA, unix.NFT_GOTO, e.verdict)
+	case e.value != "":
+		a = a.Data(unix.NFTA_SET_ELEM_DATA, e.value)
+	}
+	return a.End(item)
+}
+
+func parseElement(item []byte) (e element) {
+	for typ, value := range nlsock.Attributes(item) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.key = nftable.ParseData(value)
+		case nftable.SetElemKeyEnd:
+			e.last = nftable.ParseData(value)
+		case unix.NFTA_SET_ELEM_DATA:
+			if e.value = nftable.ParseData(value); e.value == "" {
+				e.verdict = cmp.Or(nftable.ParseVerdict(value), dropped)
+			}
+		}
+	}
+	return e
+}
 
 // contents are the elements of sets by their names and ids.
 type contents map[string]map[string]element
@@ -101,7 +139,7 @@ func frontElements(k compile.Key, f *compile.Front, add yield, need func(target,
 	}
 	for scope, endpoints := range map[string][]netip.AddrPort{scopeAll: f.All, scopeOwn: f.Own} {
 		for i, e := range endpoints {
-			add(scope+s, element{key: string(native(uint32(i))) + at, value: rawEndpoint(e)})
+			add(scope+s, element{key: string(nftable.Native(uint32(i))) + at, value: rawEndpoint(e)})
 		}
 	}
 	if len(f.Sources) > 0 {

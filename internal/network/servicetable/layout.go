@@ -1,9 +1,6 @@
 package servicetable
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nftable"
 )
 
 // The table, for IPv4; IPv6 has sets, chains and rules of its own:
@@ -138,44 +137,30 @@ var families = []family{
 	{unix.NFPROTO_IPV6, "6", 8, 24, 16, 4, nftables.TypeIP6Addr, 22},
 }
 
-// set is one of the table's.
-type set struct {
-	name     string
-	key      []nftables.SetDatatype
-	data     []nftables.SetDatatype
-	verdicts bool
-	interval bool
-	dynamic  bool
-}
+// affinityTimeout is the default of elements. Rules add them with their own.
+const affinityTimeout = 3 * time.Hour
 
-func width(types []nftables.SetDatatype) (size uint32) {
-	for _, t := range types {
-		size += (t.Bytes + 3) &^ 3
-	}
-	return size
-}
-
-func sets() (out []set) {
+func sets() (out []nftable.Set) {
 	proto, port := nftables.TypeInetProto, nftables.TypeInetService
 	for _, f := range families {
 		addr := f.address
 		at, endpoint := []nftables.SetDatatype{addr, proto, port}, []nftables.SetDatatype{addr, port}
-		add := func(s set) {
-			s.name += f.suffix
+		add := func(s nftable.Set) {
+			s.Name += f.suffix
 			out = append(out, s)
 		}
 		for _, side := range []string{chainInside, chainOutside, "refused", "sticky"} {
-			add(set{name: side, key: at, verdicts: true})
-			add(set{name: side + "-port", key: at[1:], verdicts: true})
+			add(nftable.Set{Name: side, Key: at, Verdicts: true})
+			add(nftable.Set{Name: side + "-port", Key: at[1:], Verdicts: true})
 		}
 		for _, scope := range []string{scopeAll, scopeOwn} {
-			add(set{name: scope, key: append([]nftables.SetDatatype{nftables.TypeMark}, at...), data: endpoint})
+			add(nftable.Set{Name: scope, Key: append([]nftables.SetDatatype{nftables.TypeMark}, at...), Data: endpoint})
 		}
-		add(set{name: "affinity", key: append([]nftables.SetDatatype{addr}, at...), data: endpoint, dynamic: true})
-		add(set{name: "ranged", key: at})
-		add(set{name: "sources", key: slices.Concat(at, []nftables.SetDatatype{addr}), interval: true})
-		add(set{name: "clusterips", key: []nftables.SetDatatype{addr}})
-		add(set{name: "self", key: []nftables.SetDatatype{addr, addr}})
+		add(nftable.Set{Name: "affinity", Key: append([]nftables.SetDatatype{addr}, at...), Data: endpoint, Timeout: affinityTimeout})
+		add(nftable.Set{Name: "ranged", Key: at})
+		add(nftable.Set{Name: "sources", Key: slices.Concat(at, []nftables.SetDatatype{addr}), Interval: true})
+		add(nftable.Set{Name: "clusterips", Key: []nftables.SetDatatype{addr}})
+		add(nftable.Set{Name: "self", Key: []nftables.SetDatatype{addr, addr}})
 	}
 	return out
 }
@@ -236,34 +221,12 @@ func targetOf(chain string) (t target, ok bool) {
 	return t, false
 }
 
-// match is a part of a rule: expr.Any, or encoded where the library lacks the expression.
+// match is a part of a rule: its expressions, see nftable.NewRule.
 type match []any
 
-type encoded []byte
-
-type rule struct {
-	chain   string
-	exprs   []byte
-	comment string // identifies what the rule does
+func newRule(chain string, parts ...match) nftable.Rule {
+	return nftable.NewRule(chain, layout, slices.Concat(parts...)...)
 }
-
-func newRule(chain string, parts ...match) rule {
-	var b attributes
-	for _, e := range slices.Concat(parts...) {
-		data, ok := e.(encoded)
-		if !ok {
-			var err error
-			if data, err = expr.Marshal(unix.NFPROTO_INET, e.(expr.Any)); err != nil {
-				panic(fmt.Sprintf("rule of chain %s: %v", chain, err)) // they are constant
-			}
-		}
-		b = b.nested(unix.NFTA_LIST_ELEM, data)
-	}
-	sum := sha256.Sum256(append([]byte(layout), b...))
-	return rule{chain, b, "husk " + hex.EncodeToString(sum[:4])}
-}
-
-func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
 func (f family) is() match {
 	return match{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, &expr.Cmp{Register: reg1, Data: []byte{f.proto}}}
@@ -309,15 +272,15 @@ func verdict(kind expr.VerdictKind, chain string) match {
 }
 
 func setMark(bit bool) match {
-	b := &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(^uint32(masqueradeBit)), Xor: native(0)}
+	b := &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: nftable.Native(^uint32(masqueradeBit)), Xor: nftable.Native(0)}
 	if bit {
-		b.Xor = native(masqueradeBit)
+		b.Xor = nftable.Native(masqueradeBit)
 	}
 	return match{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}, b, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg1}}
 }
 
 func toThisNode() match {
-	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, &expr.Cmp{Register: reg1, Data: native(unix.RTN_LOCAL)}}
+	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, &expr.Cmp{Register: reg1, Data: nftable.Native(unix.RTN_LOCAL)}}
 }
 
 // notLoopback matches packets to another address than the node's loopback, which has no node ports.
@@ -351,8 +314,8 @@ func (f family) toNodePorts(prefixes []netip.Prefix) (out []match) {
 
 // originalAddress loads the address that the client knows.
 func (f family) originalAddress(register uint32) any {
-	a := attributes{}.number(unix.NFTA_CT_DREG, register).number(unix.NFTA_CT_KEY, f.original).bytes(unix.NFTA_CT_DIRECTION, []byte{0})
-	return encoded(attributes{}.text(unix.NFTA_EXPR_NAME, "ct").nested(unix.NFTA_EXPR_DATA, a))
+	a := nftable.Attributes{}.Number(unix.NFTA_CT_DREG, register).Number(unix.NFTA_CT_KEY, f.original).Bytes(unix.NFTA_CT_DIRECTION, []byte{0})
+	return nftable.Encoded(nftable.Attributes{}.Text(unix.NFTA_EXPR_NAME, "ct").Nested(unix.NFTA_EXPR_DATA, a))
 }
 
 // originalPort loads the protocol and the port that the client knows.
@@ -363,12 +326,12 @@ func originalPort(register uint32) match {
 func ctHas(key expr.CtKey, bit uint32) match {
 	return match{
 		&expr.Ct{Key: key, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(bit), Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: nftable.Native(bit), Xor: nftable.Native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: nftable.Native(0)},
 	}
 }
 
-func (t target) rules() (out []rule) {
+func (t target) rules() (out []nftable.Rule) {
 	chain := t.chain()
 	add := func(parts ...match) { out = append(out, newRule(chain, parts...)) }
 	if t.remember > 0 {
@@ -397,12 +360,12 @@ func (t target) rules() (out []rule) {
 	return out
 }
 
-func masqueradeRules(chain string) []rule {
-	return []rule{newRule(masqueraded(chain), setMark(true), verdict(expr.VerdictGoto, chain))}
+func masqueradeRules(chain string) []nftable.Rule {
+	return []nftable.Rule{newRule(masqueraded(chain), setMark(true), verdict(expr.VerdictGoto, chain))}
 }
 
 // fixedRules are those of the chains that there always are.
-func (k *kernelTable) fixedRules(nodePorts []netip.Prefix) (out []rule) {
+func (k *kernelTable) fixedRules(nodePorts []netip.Prefix) (out []nftable.Rule) {
 	add := func(chain string, parts ...match) { out = append(out, newRule(chain, parts...)) }
 	prefix := k.instance.HostLinkPrefix()
 	bridge := append([]byte(k.instance.Bridge()), 0)
@@ -453,8 +416,8 @@ func (k *kernelTable) fixedRules(nodePorts []netip.Prefix) (out []rule) {
 	}
 	add(chainPostrouting, match{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(masqueradeBit), Xor: native(0)},
-		&expr.Cmp{Register: reg1, Data: native(0)},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: nftable.Native(masqueradeBit), Xor: nftable.Native(0)},
+		&expr.Cmp{Register: reg1, Data: nftable.Native(0)},
 	}, verdict(expr.VerdictReturn, ""))
 	add(chainPostrouting, setMark(false))
 	for _, f := range families {
@@ -476,23 +439,16 @@ func (k *kernelTable) source(f family) match {
 	return match{&expr.Masq{FullyRandom: true}}
 }
 
-// hook is where the kernel calls a chain.
-type hook struct {
-	number   uint32
-	priority int32
-	kind     string
-}
-
 // Each of these comes before the chain of the instance's own table, or of its policy's.
 const beforeDestination, beforeSource, beforeFilter = -101, 99, -5
 
-var hooks = map[string]hook{
-	chainPrerouting:  {unix.NF_INET_PRE_ROUTING, beforeDestination, "nat"},
-	chainOutput:      {unix.NF_INET_LOCAL_OUT, beforeDestination, "nat"},
-	chainPostrouting: {unix.NF_INET_POST_ROUTING, beforeSource, "nat"},
-	chainInput:       {unix.NF_INET_LOCAL_IN, beforeFilter, "filter"},
-	chainForward:     {unix.NF_INET_FORWARD, beforeFilter, "filter"},
-	chainSent:        {unix.NF_INET_LOCAL_OUT, beforeFilter, "filter"},
+var hooks = map[string]*nftable.Hook{
+	chainPrerouting:  {Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: beforeDestination},
+	chainOutput:      {Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: beforeDestination},
+	chainPostrouting: {Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: beforeSource},
+	chainInput:       {Kind: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: beforeFilter},
+	chainForward:     {Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: beforeFilter},
+	chainSent:        {Kind: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: beforeFilter},
 }
 
 var fixedChains = []string{

@@ -12,7 +12,7 @@ import (
 // end.
 func (t *Table) Maintain(ctx context.Context, log *slog.Logger) {
 	keeper := nftable.Keeper{
-		Subject: "services", Netns: t.netns, Table: t.kernel.name, Own: t.kernel.conn, Log: log,
+		Subject: "services", Netns: t.netns, Table: t.kernel.Name, Own: t.kernel.Conn, Log: log,
 		Verify: t.Verify, Repair: t.Repair,
 		Verified: func() error {
 			_, err := t.End(nil)

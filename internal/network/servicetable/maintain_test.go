@@ -34,7 +34,7 @@ func othersChanges() [][]string {
 
 func TestWhatOthersChangeIsPutBack(t *testing.T) {
 	l := newLab(t)
-	l.table.kernel.flags = 0 // as before Linux 6.9
+	l.table.kernel.Shared = true // as before Linux 6.9
 	sticky := web()
 	sticky.Affinity = time.Hour
 	l.serve(here4)

@@ -10,34 +10,26 @@ package servicetable
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 
-	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/service/compile"
 	"github.com/huskd/husk/internal/pod"
 )
 
-// batchSize is how long a transaction may be. It is sent as one message, and needs about 100 bytes
-// for each element.
-const batchSize = 256 << 20
-
 // kernelTable is the kernel's table, and the socket that changes it.
 type kernelTable struct {
+	nftable.Table
 	instance pod.Instance
-	name     string
 	as       []netip.Addr
-	conn     *nlsock.Conn
-	flags    uint32
-	setID    uint32 // numbers the sets in a transaction
 }
 
 // Table is an instance's. Its methods may be called concurrently.
@@ -55,8 +47,8 @@ type Table struct {
 	chains map[string]bool
 	// unsure is whether the kernel may have something else than what is wanted.
 	unsure bool
-	// unchecked is whether connections may be open that lead to endpoints that were gone before now:
-	// when another process had the table, or others have changed it.
+	// unchecked is whether connections may be open that lead to endpoints that were gone before
+	// now: when another process had the table, or others have changed it.
 	unchecked bool
 	// former are the endpoints that another process has left in the table, until they are checked.
 	former map[compile.Ended]bool
@@ -74,48 +66,33 @@ type wanted struct {
 // each family that has one. Nothing in the kernel changes.
 func Open(path string, instance pod.Instance, as []netip.Addr) (*Table, error) {
 	t := &Table{netns: path, wanted: wanted{fronts: map[compile.Key]*compile.Front{}, clusterIPs: map[netip.Addr]bool{}, local: map[netip.Addr]bool{}}}
-	t.kernel = kernelTable{instance: instance, name: instance.ServiceTable(), as: as, flags: tableOwner | tablePersist}
+	t.kernel = kernelTable{nftable.Table{Name: instance.ServiceTable()}, instance, as}
 	open := func() (err error) {
 		if t.flows, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
 			return err
 		}
-		if t.kernel.conn, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
-			return err
-		}
-		return t.kernel.conn.Grow(batchSize)
+		return t.kernel.Open()
 	}
 	inNode := open
 	if path != "" {
 		inNode = func() error { return netns.Do(path, open) }
 	}
 	if err := inNode(); err != nil {
-		return nil, errors.Join(t.wrap(err), t.Close())
+		return nil, errors.Join(t.kernel.Wrap(err), t.Close())
 	}
 	return t, nil
 }
 
 // Close closes the sockets. The table stays.
 func (t *Table) Close() error {
-	var errs []error
-	for _, c := range []*nlsock.Conn{t.flows, t.kernel.conn} {
-		if c != nil {
-			errs = append(errs, c.Close())
-		}
+	err := t.kernel.Close()
+	if t.flows != nil {
+		err = errors.Join(err, t.flows.Close())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 func isMissing(err error) bool { return errors.Is(err, unix.ENOENT) }
-
-func (t *Table) wrap(err error) error {
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, unix.EPERM) {
-		err = errdefs.ErrFailedPrecondition.WithMessage("another process, which still runs, has it: end that first")
-	}
-	return fmt.Errorf("nftables table inet %s: %w", t.kernel.name, err)
-}
 
 // Apply makes an update of what was applied before, in one transaction. The first one is compared
 // with what a former process has left, of which only differences change. If there is an error, the
@@ -125,15 +102,15 @@ func (t *Table) Apply(u *compile.Update) error {
 	defer t.mu.Unlock()
 	if !t.loaded || t.unsure || u.NodePorts != nil {
 		t.wanted.apply(u)
-		return t.wrap(t.synchronize())
+		return t.kernel.Wrap(t.synchronize())
 	}
 	c, forgets := t.changeOf(u), t.wanted.forgets(u)
 	t.wanted.apply(u)
 	if t.wanted.empty() || t.commit(c) != nil {
-		return t.wrap(t.synchronize())
+		return t.kernel.Wrap(t.synchronize())
 	}
 	if forgets {
-		return t.wrap(t.sweep())
+		return t.kernel.Wrap(t.sweep())
 	}
 	return nil
 }
@@ -145,7 +122,7 @@ func (t *Table) Repair() error {
 	if !t.loaded && !t.unsure {
 		return nil
 	}
-	return t.wrap(t.synchronize())
+	return t.kernel.Wrap(t.synchronize())
 }
 
 // Verify describes how the kernel differs from what was applied.
@@ -157,7 +134,7 @@ func (t *Table) Verify() ([]string, error) {
 	}
 	f, err := t.kernel.read()
 	if err != nil {
-		return nil, t.wrap(err)
+		return nil, t.kernel.Wrap(err)
 	}
 	if why := f.broken(&t.kernel, t.wanted.nodePorts); why != "" {
 		return []string{why}, nil
@@ -181,15 +158,15 @@ func (t *Table) Verify() ([]string, error) {
 func (t *Table) Teardown() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.wrap(t.teardown())
+	return t.kernel.Wrap(t.teardown())
 }
 
 func (t *Table) teardown() error {
-	f, err := t.kernel.find()
-	if err != nil || !f.exists {
+	s, err := t.kernel.Find()
+	if err != nil || !s.Exists {
 		return err
 	}
-	if err := t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...); err != nil {
+	if err := t.kernel.Conn.Transact(append(t.kernel.Adopt(s), t.kernel.Delete())...); err != nil {
 		return err
 	}
 	t.loaded = false
@@ -287,7 +264,7 @@ func (c *change) compare(is contents, w *wanted) {
 func (t *Table) commit(c *change) error {
 	all := c.begin
 	made := map[string]bool{}
-	var rules []rule
+	var rules []nftable.Rule
 	for target, masquerade := range c.chains {
 		chain := target.chain()
 		if !t.chains[chain] {
@@ -300,20 +277,20 @@ func (t *Table) commit(c *change) error {
 		}
 	}
 	for chain := range made {
-		all = append(all, t.kernel.newChain(chain))
+		all = append(all, t.kernel.NewChain(chain, hooks[chain]))
 	}
 	for _, r := range rules {
-		all = append(all, t.kernel.newRule(r))
+		all = append(all, t.kernel.AppendRule(r))
 	}
-	all = append(all, t.kernel.change(unix.NFT_MSG_DELSETELEM, c.remove)...)
-	all = append(all, t.kernel.change(unix.NFT_MSG_NEWSETELEM, c.add)...)
+	all = append(all, nftable.DeleteElements(&t.kernel.Table, c.remove)...)
+	all = append(all, nftable.AddElements(&t.kernel.Table, c.add)...)
 	for _, chain := range c.deleted {
-		all = append(all, t.kernel.deleteChain(chain)...)
+		all = append(all, t.kernel.DeleteChain(chain)...)
 	}
 	if len(all) == 0 {
 		return nil
 	}
-	if err := t.kernel.conn.Transact(all...); err != nil {
+	if err := t.kernel.Conn.Transact(all...); err != nil {
 		return err
 	}
 	maps.Copy(t.chains, made)
@@ -346,8 +323,7 @@ func (t *Table) synchronize() error {
 		return t.amend(f)
 	}
 	err = agree()
-	if errors.Is(err, unix.EOPNOTSUPP) && f.flags == 0 {
-		t.kernel.flags = 0 // the kernel is older than 6.9
+	if t.kernel.Downgrade(f.State, err) {
 		err = agree()
 	}
 	if err == nil {
@@ -358,30 +334,21 @@ func (t *Table) synchronize() error {
 	return err
 }
 
-// adopt returns the messages that make the table this socket's, if it has been another's.
-func (k *kernelTable) adopt(f *found) []*nl.NetlinkRequest {
-	if f.flags&tablePersist == 0 {
-		return nil
-	}
-	return []*nl.NetlinkRequest{k.newTable()}
-}
-
 // replace makes the table anew, in one transaction.
 func (t *Table) replace(f *found) error {
 	c := &change{}
-	if f.exists {
-		c.begin = append(t.kernel.adopt(f), t.kernel.deleteTable())
+	if f.Exists {
+		c.begin = append(t.kernel.Adopt(f.State), t.kernel.Delete())
 	}
-	c.begin = append(c.begin, t.kernel.newTable())
+	c.begin = append(c.begin, t.kernel.New())
 	for _, s := range sets() {
-		t.kernel.setID++
-		c.begin = append(c.begin, t.kernel.newSet(s, t.kernel.setID))
+		c.begin = append(c.begin, t.kernel.NewSet(s))
 	}
 	for _, chain := range fixedChains {
-		c.begin = append(c.begin, t.kernel.newChain(chain))
+		c.begin = append(c.begin, t.kernel.NewChain(chain, hooks[chain]))
 	}
 	for _, r := range t.kernel.fixedRules(t.wanted.nodePorts) {
-		c.begin = append(c.begin, t.kernel.newRule(r))
+		c.begin = append(c.begin, t.kernel.AppendRule(r))
 	}
 	t.chains = map[string]bool{}
 	c.compare(nil, &t.wanted)
@@ -390,7 +357,7 @@ func (t *Table) replace(f *found) error {
 
 // amend changes what differs in the kernel. Chains that nothing leads to any more are deleted.
 func (t *Table) amend(f *found) error {
-	c := &change{begin: t.kernel.adopt(f)}
+	c := &change{begin: t.kernel.Adopt(f.State)}
 	t.chains = map[string]bool{}
 	c.compare(f.contents, &t.wanted)
 	var masks, plain []string
@@ -414,21 +381,17 @@ func (t *Table) amend(f *found) error {
 
 // broken says what is wrong with the sets, chains and rules. It is empty if nothing is.
 func (f *found) broken(k *kernelTable, nodePorts []netip.Prefix) string {
-	if !f.exists {
-		return "the table is missing"
-	}
-	// The kernel lists a table whose owner has ended without that flag.
-	if f.flags|k.flags&tableOwner != k.flags {
-		return fmt.Sprintf("the table's flags are %#x, not %#x", f.flags, k.flags)
+	if why := k.Broken(f.State); why != "" {
+		return why
 	}
 	for _, s := range sets() {
-		if !f.sets[s.name] && !s.dynamic {
-			return "set " + s.name + " is missing"
+		if !f.sets[s.Name] && s.Timeout == 0 {
+			return "set " + s.Name + " is missing"
 		}
 	}
 	comments := map[string][]string{}
 	for _, r := range k.fixedRules(nodePorts) {
-		comments[r.chain] = append(comments[r.chain], r.comment)
+		comments[r.Chain] = append(comments[r.Chain], r.Comment)
 	}
 	for chain := range f.chains {
 		target, ok := targetOf(chain)
@@ -440,7 +403,7 @@ func (f *found) broken(k *kernelTable, nodePorts []netip.Prefix) string {
 			rules = masqueradeRules(target.chain())
 		}
 		for _, r := range rules {
-			comments[chain] = append(comments[chain], r.comment)
+			comments[chain] = append(comments[chain], r.Comment)
 		}
 	}
 	for chain, wanted := range comments {
