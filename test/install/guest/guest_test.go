@@ -348,8 +348,9 @@ func runScoped(t *testing.T) {
 	}
 	container, err := client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox.PodSandboxId, SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: "localhost/web:1"},
-		Linux:   &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
-		Command: []string{"sh", "-c", `trap "hostname >>/out/order; exit 0" TERM; while :; do sleep 0.2; done`},
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
+		// systemd signals every process of the scope, also one that the trap starts.
+		Command: []string{"sh", "-c", `trap "echo scoped >>/out/order; exit 0" TERM; while :; do sleep 0.2; done`},
 		Mounts:  []*runtimeapi.Mount{{ContainerPath: "/out", HostPath: "/root"}},
 	}})
 	if err != nil {
