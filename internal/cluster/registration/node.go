@@ -5,6 +5,7 @@ package registration
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -73,6 +74,7 @@ type Node struct {
 	asked    time.Time                                           // when it was asked for
 	told     map[corev1.NodeConditionType]corev1.ConditionStatus // the conditions that an event was about
 	ranges   []string
+	deleted  bool // from the cluster, after it was registered
 }
 
 // Start starts watching the node on the server.
@@ -134,8 +136,12 @@ func (n *Node) sync(ctx context.Context) error {
 	}
 	registered, ok := n.registered.Get("", n.Machine.Name)
 	if !ok {
+		if n.Object().UID != "" {
+			return n.checkDeleted(ctx)
+		}
 		return n.register(ctx)
 	}
+	n.deleted = false
 	last := n.Object()
 	first := last.UID != registered.UID
 	n.now.Store(registered)
@@ -158,6 +164,21 @@ func (n *Node) sync(ctx context.Context) error {
 		return n.renew(ctx)
 	}
 	return nil
+}
+
+// errDeleted is why a node isn't registered.
+var errDeleted = errors.New("the node was deleted from the cluster: restart huskd to register it again")
+
+// checkDeleted asks the server whether a node that was registered is gone: a list may be older than
+// the registration. As with a kubelet, a node that was deleted comes back only when huskd starts
+// again. Otherwise it would take pods again while it is being removed, even if it was cordoned.
+func (n *Node) checkDeleted(ctx context.Context) error {
+	err := n.Client.Get(ctx, n.path(), &corev1.Node{})
+	if apierrors.IsNotFound(err) {
+		n.deleted = true
+		return errDeleted
+	}
+	return err
 }
 
 // register creates the node on the server.
@@ -375,8 +396,8 @@ func (n *Node) takeRanges(registered *corev1.Node) error {
 // renew renews the lease by which the cluster knows that the node is alive.
 func (n *Node) renew(ctx context.Context) error {
 	node := n.Object()
-	if node.UID == "" {
-		return nil // not registered yet
+	if node.UID == "" || n.deleted {
+		return nil // not registered
 	}
 	path := leases + "/" + node.Name
 	var lease coordinationv1.Lease

@@ -164,21 +164,33 @@ func TestRegisters(t *testing.T) {
 			return ""
 		})
 	}
-	// A node that is deleted registers again.
+	// A node that is deleted doesn't register again by itself.
 	before := len(f.Requests())
-	f.Remove(nodes, "", "here")
-	clustertest.Eventually(t, func() string {
-		for _, r := range f.Requests()[before:] {
-			var again corev1.Node
-			if r.Method == http.MethodPost && r.Path == nodes && json.Unmarshal(r.Body, &again) == nil {
-				if again.Labels["zone"] != "a" || len(again.Spec.Taints) != 1 || again.Spec.ProviderID != "cloud://1" {
-					t.Errorf("the node registers again as %+v", again)
-				}
-				return ""
-			}
+	since := func(method, path string) bool {
+		return slices.ContainsFunc(f.Requests()[before:], func(r clustertest.Request) bool { return r.Method == method && r.Path == path })
+	}
+	asked := make(chan struct{}, 1000)
+	f.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodGet && r.URL.Path == nodes+"/here" {
+			asked <- struct{}{}
 		}
-		return "the node doesn't register again"
+		return false
 	})
+	f.Remove(nodes, "", "here")
+	for range 2 { // it asks again as long as it isn't there
+		<-asked
+	}
+	// Somebody else registers it.
+	f.Put(nodes, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "v"}})
+	clustertest.Eventually(t, func() string {
+		if since(http.MethodPatch, nodes+"/here/status") {
+			return ""
+		}
+		return "the node doesn't report its status after it was registered by somebody else"
+	})
+	if since(http.MethodPost, nodes) {
+		t.Error("the deleted node registers again")
+	}
 }
 
 // TestExtendedResources has a resource that an administrator has added to the node's capacity, one
