@@ -8,6 +8,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent/event"
+	"github.com/huskd/husk/internal/api/podref"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/workload"
 	"github.com/huskd/husk/internal/workload/controller"
@@ -52,7 +53,7 @@ func (s *Server) podOfEvents(name string, events []event.Event) (string, error) 
 			return of, nil
 		}
 	}
-	p, err := s.findPod(name)
+	p, err := podref.Pod(s.Agent, name)
 	if err == nil {
 		return p.Name(), nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/api/podref"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/oci"
 )
@@ -37,16 +38,13 @@ func (s *Server) startSession(stream sessionStream) (*session, error) {
 	if start == nil {
 		return nil, errdefs.ErrInvalidArgument.WithMessage("the first message of a session must be its start")
 	}
-	p, name, err := s.findContainer(start.Name, start.Container)
+	p, name, err := podref.Container(s.Agent, start.Name, start.Container)
 	if err != nil {
 		return nil, err
 	}
-	run, err := runOf(p, name, false)
+	run, err := podref.Live(p, name)
 	if err != nil {
 		return nil, err
-	}
-	if run.Finished {
-		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s of pod %s isn't running: it ended with exit code %d", name, p.Name(), run.Exit.Code))
 	}
 	return &session{stream: stream, start: start, pod: p, run: run}, nil
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	corev1 "k8s.io/api/core/v1"
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/api/podref"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/workload"
@@ -23,15 +23,11 @@ import (
 func (s *Server) ListPods(_ context.Context, req *huskv1.ListPodsRequest) (*huskv1.ListPodsResponse, error) {
 	r := &huskv1.ListPodsResponse{}
 	for _, p := range s.Agent.List() {
-		if req.All || running(p) {
+		if req.All || podref.Running(p) {
 			r.Pods = append(r.Pods, podMessage(p))
 		}
 	}
 	return r, nil
-}
-
-func running(p agent.Pod) bool {
-	return p.Status.Phase == podplan.PhaseRunning || p.Status.Phase == podplan.PhasePending
 }
 
 func podMessage(p agent.Pod) *huskv1.Pod {
@@ -55,7 +51,7 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 	if st, ok := p.Sandbox(); ok {
 		out.Id, out.RuntimeHandler = st.ID, st.Handler
 	}
-	if owner, ok := ownerOf(p); ok {
+	if owner, ok := podref.Owner(p); ok {
 		out.Owner = owner.String()
 	}
 	for _, c := range p.Status.Containers {
@@ -95,7 +91,7 @@ func nanoseconds(t time.Time) int64 {
 
 // Stop stops a pod and returns when nothing of it is left on the host.
 func (s *Server) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.StopResponse, error) {
-	p, err := s.findPod(req.Name)
+	p, err := podref.Pod(s.Agent, req.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +110,7 @@ func (s *Server) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.Sto
 func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
 	if ref, ok := workload.ParseRef(req.Name, manifest.DefaultNamespace); ok {
 		err := s.Workloads.Remove(ctx, ref)
-		if _, pod := s.findPod(req.Name); errdefs.IsNotFound(err) && pod == nil {
+		if _, pod := podref.Pod(s.Agent, req.Name); errdefs.IsNotFound(err) && pod == nil {
 			return s.removePod(ctx, req)
 		}
 		if err != nil {
@@ -127,7 +123,7 @@ func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1
 	}
 	if o, ok := objects.ParseName(req.Name); ok {
 		err := removeObject(ctx, s.Objects, o)
-		if _, pod := s.findPod(req.Name); errdefs.IsNotFound(err) && pod == nil {
+		if _, pod := podref.Pod(s.Agent, req.Name); errdefs.IsNotFound(err) && pod == nil {
 			return s.removePod(ctx, req)
 		}
 		return &huskv1.RemoveResponse{Namespace: o.Namespace, Name: o.Name, Kind: strings.ToLower(o.Kind)}, err
@@ -136,60 +132,15 @@ func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1
 }
 
 func (s *Server) removePod(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
-	p, err := s.findPod(req.Name)
+	p, err := podref.Pod(s.Agent, req.Name)
 	if err != nil {
 		return nil, err
 	}
-	if !req.Force && running(p) {
+	if !req.Force && podref.Running(p) {
 		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is running: stop it first, or remove it with -f", p.Name()))
 	}
 	if err := s.Agent.Remove(ctx, string(p.Manifest.UID)); err != nil {
 		return nil, err
 	}
 	return &huskv1.RemoveResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
-}
-
-// findPod returns the pod with that name. The ID of a container is refused, since the operation is
-// for the whole pod.
-func (s *Server) findPod(name string) (agent.Pod, error) {
-	p, c, err := s.Agent.Find(name)
-	if err == nil && c != "" {
-		err = errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%q is container %s of pod %s: name the pod", name, c, p.Name()))
-	}
-	return p, err
-}
-
-// defaultContainer is kubectl's annotation for the container to use if none is named.
-const defaultContainer = "kubectl.kubernetes.io/default-container"
-
-// findContainer returns a pod and one of its containers: the named one, the one whose ID name is,
-// or the only one. The pod may be named by a workload that has it.
-func (s *Server) findContainer(name, containerName string) (agent.Pod, string, error) {
-	p, byID, err := findOne(s.Agent, name)
-	if err != nil {
-		return p, "", err
-	}
-	// The status of a pod that was just added has no containers yet, so use the manifest.
-	var names []string
-	for _, list := range [][]corev1.Container{p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers} {
-		for i := range list {
-			names = append(names, list[i].Name)
-		}
-	}
-	if containerName == "" {
-		containerName = byID
-	}
-	if containerName == "" {
-		containerName = p.Manifest.Annotations[defaultContainer]
-	}
-	if regular := p.Manifest.Spec.Containers; containerName == "" && len(regular) == 1 {
-		containerName = regular[0].Name
-	}
-	switch {
-	case containerName == "":
-		return p, "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s has the containers %s: choose one with -c", p.Name(), strings.Join(names, ", ")))
-	case !slices.Contains(names, containerName):
-		return p, "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s has no container %q: it has %s", p.Name(), containerName, strings.Join(names, ", ")))
-	}
-	return p, containerName, nil
 }

@@ -15,13 +15,14 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/api/podref"
 )
 
 // FindPorts resolves the name of a pod, or of a workload, and of its ports.
 func (s *Server) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*huskv1.FindPortsResponse, error) {
-	p, err := s.findPod(req.Name)
+	p, err := podref.Pod(s.Agent, req.Name)
 	if errdefs.IsNotFound(err) {
-		p, _, err = findOne(s.Agent, req.Name)
+		p, _, err = podref.One(s.Agent, req.Name)
 	}
 	if err != nil {
 		return nil, err

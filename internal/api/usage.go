@@ -6,6 +6,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/api/podref"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -13,7 +14,7 @@ import (
 func (s *Server) Usage(_ context.Context, req *huskv1.UsageRequest) (*huskv1.UsageResponse, error) {
 	pods := s.Agent.List()
 	if req.Name != "" {
-		p, err := s.findPod(req.Name)
+		p, err := podref.Pod(s.Agent, req.Name)
 		if err != nil {
 			return nil, err
 		}

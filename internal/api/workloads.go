@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/workload"
@@ -152,43 +151,4 @@ func (s *Server) changeWorkload(name string, change func(workload.Ref) error) (*
 		return nil, err
 	}
 	return workloadMessage(v), nil
-}
-
-// findOne returns the pod with that name or, if it is the name of a workload, one of its pods. It
-// returns the container whose ID name is, too.
-func findOne(a *agent.Agent, name string) (agent.Pod, string, error) {
-	p, containerName, err := a.Find(name)
-	if ref, ok := workload.ParseRef(name, manifest.DefaultNamespace); ok && errdefs.IsNotFound(err) {
-		if p, ok = podOf(a.List(), ref); !ok {
-			return p, "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("%s has no pods: husk rollout status lists workloads", ref))
-		}
-		return p, "", nil
-	}
-	return p, containerName, err
-}
-
-// podOf returns one of a workload's pods: the first that is ready or else the first that runs or
-// else the first. Of a rollout that is one of the newest, because pods begins with those.
-func podOf(pods []agent.Pod, ref workload.Ref) (best agent.Pod, ok bool) {
-	rank := func(p agent.Pod) int {
-		switch {
-		case p.Status.Ready:
-			return 2
-		case running(p):
-			return 1
-		}
-		return 0
-	}
-	for _, p := range pods {
-		if owner, owned := ownerOf(p); owned && owner == ref && (!ok || rank(p) > rank(best)) {
-			best, ok = p, true
-		}
-	}
-	return best, ok
-}
-
-// ownerOf returns the workload that a pod belongs to, if it runs on this node.
-func ownerOf(p agent.Pod) (workload.Ref, bool) {
-	owner, _, ok := workload.OwnerOf(p.Manifest)
-	return owner, ok && strings.HasPrefix(p.Source, controller.Source)
 }

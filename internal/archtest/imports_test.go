@@ -211,6 +211,7 @@ var layer = map[string]int{
 	"internal/network/service/endpoints": pure,
 	"internal/network/service/declared":  agent,
 	"internal/network/serviceproxy":      agent,
+	"internal/api/podref":                edge,
 	"internal/api/serviceapi":            edge,
 	"internal/network/balancer":          owner,
 }
@@ -295,7 +296,7 @@ var allowed = map[string][]string{
 	"internal/network/service/endpoints": {"internal/network/service", "internal/network/service/accept"},
 	"internal/network/service/declared":  {"internal/agent", "internal/agent/source"},
 	"internal/network/serviceproxy":      {"internal/agent/source", "internal/network/service/declared"},
-	"internal/api":                       {"internal/api/serviceapi"},
+	"internal/api":                       {"internal/api/podref", "internal/api/serviceapi"},
 }
 
 func layerOf(pkg string) (int, bool) {
