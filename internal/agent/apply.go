@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,9 +13,11 @@ import (
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/manifest/identity"
+	"github.com/huskd/husk/internal/sandbox"
 )
 
 // Apply starts a pod. It returns once the pod is recorded on disk, and doesn't wait for the start.
@@ -142,6 +145,38 @@ func (a *Agent) Stop(ctx context.Context, uid string, grace *time.Duration) erro
 		}
 	}
 	return w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })
+}
+
+// Rerun runs a pod in a new sandbox, whether it was stopped, has ended or runs: then it is stopped
+// first, within its grace period. Rerun returns once nothing runs in the former sandboxes.
+func (a *Agent) Rerun(ctx context.Context, uid string) error {
+	w, err := a.worker(uid)
+	if err != nil {
+		return err
+	}
+	a.mu.RLock()
+	draining := a.draining
+	a.mu.RUnlock()
+	switch rec := w.record(); {
+	case draining:
+		return errdefs.ErrUnavailable.WithMessage("huskd is shutting down: start the pod once it is up again")
+	case rec.Want == podplan.Remove:
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is being removed", w.name()))
+	case strings.HasPrefix(rec.Source, string(source.API)):
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is the cluster's: delete it with kubectl, and its controller starts another one", w.name()))
+	}
+	if err := w.want(podplan.Run, nil); err != nil {
+		return err
+	}
+	rec := w.record()
+	if err := a.cfg.Journal.Sync(ctx); err != nil {
+		return fmt.Errorf("pod %s is being started, but might not be after a power failure: %w", w.name(), err)
+	}
+	return w.await(ctx, "started again", func(p Pod) bool {
+		return !p.Created.Before(rec.Started) && !slices.ContainsFunc(p.Sandboxes, func(st sandbox.Status) bool {
+			return attempt(st) < rec.First && view.SandboxState(st) != podplan.SandboxStopped
+		})
+	})
 }
 
 // Remove stops a pod and removes it with its volumes and logs. It refuses a pod that is declared:

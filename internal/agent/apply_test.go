@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func TestApply(t *testing.T) {
@@ -82,6 +85,44 @@ func TestStopAndRunAgain(t *testing.T) {
 	p = h.waitFor(uid, "waiting for its image again", imageMissing)
 	if st, _ := p.Sandbox(); st.Config.GetMetadata().GetAttempt() != 1 {
 		t.Errorf("the sandbox is attempt %d", st.Config.GetMetadata().GetAttempt())
+	}
+}
+
+func TestRerun(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	for attempt := range uint32(4) {
+		p := h.waitFor(uid, "waiting for its image", imageMissing)
+		if st, _ := p.Sandbox(); st.Config.GetMetadata().GetAttempt() != attempt || p.Want != podplan.Run {
+			t.Errorf("rerun %d: the sandbox is attempt %d of a pod that shall %s", attempt, st.Config.GetMetadata().GetAttempt(), p.Want)
+		}
+		if attempt%2 == 1 { // a pod that runs is stopped first
+			if err := h.Stop(h.ctx(), uid, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := h.Rerun(h.ctx(), uid); err != nil {
+			t.Fatal(err)
+		}
+		p, _ = h.Get(uid)
+		if slices.ContainsFunc(p.Sandboxes, func(st sandbox.Status) bool {
+			return st.Config.GetMetadata().GetAttempt() <= attempt && st.State != sandboxstate.Stopped
+		}) {
+			t.Errorf("rerun %d: the former sandbox isn't stopped", attempt)
+		}
+	}
+	cluster := parse(t, "cluster", "")
+	if _, _, err := h.Apply(h.ctx(), cluster, nil, string(source.API)+"cluster"); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Rerun(h.ctx(), string(cluster.UID)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "kubectl") {
+		t.Errorf("a pod of a cluster: %v", err)
+	}
+	if err := h.Rerun(h.ctx(), "absent"); !errdefs.IsNotFound(err) {
+		t.Errorf("an absent pod: %v", err)
 	}
 }
 
