@@ -1470,50 +1470,6 @@ func (x *ScaleRequest) GetReplicas() int32 {
 	return 0
 }
 
-type RestartRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RestartRequest) Reset() {
-	*x = RestartRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[19]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RestartRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RestartRequest) ProtoMessage() {}
-
-func (x *RestartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[19]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
-func (*RestartRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{19}
-}
-
-func (x *RestartRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a pod; empty for all
@@ -1524,7 +1480,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1492,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1505,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EventsRequest) GetName() string {
@@ -1584,7 +1540,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1552,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1565,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Event) GetNamespace() string {
@@ -1690,7 +1646,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1658,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1671,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -1779,7 +1735,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1747,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1760,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LogsResponse) GetLine() []byte {
@@ -1850,7 +1806,7 @@ type SessionInput struct {
 
 func (x *SessionInput) Reset() {
 	*x = SessionInput{}
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1818,7 @@ func (x *SessionInput) String() string {
 func (*SessionInput) ProtoMessage() {}
 
 func (x *SessionInput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1831,7 @@ func (x *SessionInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInput.ProtoReflect.Descriptor instead.
 func (*SessionInput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SessionInput) GetOf() isSessionInput_Of {
@@ -1965,7 +1921,7 @@ type SessionStart struct {
 
 func (x *SessionStart) Reset() {
 	*x = SessionStart{}
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +1933,7 @@ func (x *SessionStart) String() string {
 func (*SessionStart) ProtoMessage() {}
 
 func (x *SessionStart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +1946,7 @@ func (x *SessionStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStart.ProtoReflect.Descriptor instead.
 func (*SessionStart) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SessionStart) GetName() string {
@@ -2045,7 +2001,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2013,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2026,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TerminalSize) GetWidth() uint32 {
@@ -2102,7 +2058,7 @@ type SessionOutput struct {
 
 func (x *SessionOutput) Reset() {
 	*x = SessionOutput{}
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2070,7 @@ func (x *SessionOutput) String() string {
 func (*SessionOutput) ProtoMessage() {}
 
 func (x *SessionOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2083,7 @@ func (x *SessionOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOutput.ProtoReflect.Descriptor instead.
 func (*SessionOutput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SessionOutput) GetOf() isSessionOutput_Of {
@@ -2215,7 +2171,7 @@ type SessionStarted struct {
 
 func (x *SessionStarted) Reset() {
 	*x = SessionStarted{}
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2183,7 @@ func (x *SessionStarted) String() string {
 func (*SessionStarted) ProtoMessage() {}
 
 func (x *SessionStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2196,7 @@ func (x *SessionStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStarted.ProtoReflect.Descriptor instead.
 func (*SessionStarted) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SessionStarted) GetNamespace() string {
@@ -2288,7 +2244,7 @@ type FindPortsRequest struct {
 
 func (x *FindPortsRequest) Reset() {
 	*x = FindPortsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2256,7 @@ func (x *FindPortsRequest) String() string {
 func (*FindPortsRequest) ProtoMessage() {}
 
 func (x *FindPortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2269,7 @@ func (x *FindPortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindPortsRequest.ProtoReflect.Descriptor instead.
 func (*FindPortsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FindPortsRequest) GetName() string {
@@ -2342,7 +2298,7 @@ type FindPortsResponse struct {
 
 func (x *FindPortsResponse) Reset() {
 	*x = FindPortsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2310,7 @@ func (x *FindPortsResponse) String() string {
 func (*FindPortsResponse) ProtoMessage() {}
 
 func (x *FindPortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2323,7 @@ func (x *FindPortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindPortsResponse.ProtoReflect.Descriptor instead.
 func (*FindPortsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FindPortsResponse) GetNamespace() string {
@@ -2411,7 +2367,7 @@ type ForwardInput struct {
 
 func (x *ForwardInput) Reset() {
 	*x = ForwardInput{}
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2379,7 @@ func (x *ForwardInput) String() string {
 func (*ForwardInput) ProtoMessage() {}
 
 func (x *ForwardInput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2392,7 @@ func (x *ForwardInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardInput.ProtoReflect.Descriptor instead.
 func (*ForwardInput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForwardInput) GetOf() isForwardInput_Of {
@@ -2490,7 +2446,7 @@ type ForwardStart struct {
 
 func (x *ForwardStart) Reset() {
 	*x = ForwardStart{}
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2458,7 @@ func (x *ForwardStart) String() string {
 func (*ForwardStart) ProtoMessage() {}
 
 func (x *ForwardStart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2471,7 @@ func (x *ForwardStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardStart.ProtoReflect.Descriptor instead.
 func (*ForwardStart) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ForwardStart) GetUid() string {
@@ -2541,7 +2497,7 @@ type ForwardOutput struct {
 
 func (x *ForwardOutput) Reset() {
 	*x = ForwardOutput{}
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2509,7 @@ func (x *ForwardOutput) String() string {
 func (*ForwardOutput) ProtoMessage() {}
 
 func (x *ForwardOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2522,7 @@ func (x *ForwardOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardOutput.ProtoReflect.Descriptor instead.
 func (*ForwardOutput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForwardOutput) GetData() []byte {
@@ -2585,7 +2541,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2553,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2566,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UsageRequest) GetName() string {
@@ -2629,7 +2585,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +2597,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +2610,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UsageResponse) GetPods() []*PodUsage {
@@ -2681,7 +2637,7 @@ type PodUsage struct {
 
 func (x *PodUsage) Reset() {
 	*x = PodUsage{}
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2649,7 @@ func (x *PodUsage) String() string {
 func (*PodUsage) ProtoMessage() {}
 
 func (x *PodUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2662,7 @@ func (x *PodUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
 func (*PodUsage) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PodUsage) GetNamespace() string {
@@ -2775,7 +2731,7 @@ type ContainerUsage struct {
 
 func (x *ContainerUsage) Reset() {
 	*x = ContainerUsage{}
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2743,7 @@ func (x *ContainerUsage) String() string {
 func (*ContainerUsage) ProtoMessage() {}
 
 func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2756,7 @@ func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
 func (*ContainerUsage) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ContainerUsage) GetName() string {
@@ -2830,7 +2786,7 @@ type Used struct {
 
 func (x *Used) Reset() {
 	*x = Used{}
-	mi := &file_api_v1_husk_proto_msgTypes[38]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +2798,7 @@ func (x *Used) String() string {
 func (*Used) ProtoMessage() {}
 
 func (x *Used) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[38]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +2811,7 @@ func (x *Used) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Used.ProtoReflect.Descriptor instead.
 func (*Used) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Used) GetAtNs() int64 {
@@ -2908,7 +2864,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_api_v1_husk_proto_msgTypes[39]
+	mi := &file_api_v1_husk_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2920,7 +2876,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[39]
+	mi := &file_api_v1_husk_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2933,7 +2889,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Progress) GetRef() string {
@@ -2983,7 +2939,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_api_v1_husk_proto_msgTypes[40]
+	mi := &file_api_v1_husk_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +2951,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[40]
+	mi := &file_api_v1_husk_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +2964,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Layer) GetDigest() string {
@@ -3051,7 +3007,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[41]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3019,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[41]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3032,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -3116,7 +3072,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[42]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3128,7 +3084,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[42]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3141,7 +3097,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LoadImageRequest) GetChunk() []byte {
@@ -3161,7 +3117,7 @@ type ImageEvent struct {
 
 func (x *ImageEvent) Reset() {
 	*x = ImageEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[43]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3129,7 @@ func (x *ImageEvent) String() string {
 func (*ImageEvent) ProtoMessage() {}
 
 func (x *ImageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[43]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3142,7 @@ func (x *ImageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageEvent.ProtoReflect.Descriptor instead.
 func (*ImageEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ImageEvent) GetProgress() *Progress {
@@ -3218,7 +3174,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_v1_husk_proto_msgTypes[44]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3186,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[44]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3199,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Image) GetId() string {
@@ -3303,7 +3259,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[45]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3271,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[45]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3284,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{45}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
 }
 
 type ListImagesResponse struct {
@@ -3340,7 +3296,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[46]
+	mi := &file_api_v1_husk_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +3308,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[46]
+	mi := &file_api_v1_husk_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +3321,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{46}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -3385,7 +3341,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[47]
+	mi := &file_api_v1_husk_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +3353,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[47]
+	mi := &file_api_v1_husk_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +3366,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{47}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -3436,7 +3392,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[48]
+	mi := &file_api_v1_husk_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3404,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[48]
+	mi := &file_api_v1_husk_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3417,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{48}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveImageResponse) GetRemoved() []string {
@@ -3480,7 +3436,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[49]
+	mi := &file_api_v1_husk_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3448,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[49]
+	mi := &file_api_v1_husk_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3461,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{49}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PruneImagesRequest) GetAll() bool {
@@ -3525,7 +3481,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[50]
+	mi := &file_api_v1_husk_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3493,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[50]
+	mi := &file_api_v1_husk_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3506,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PruneImagesResponse) GetRemoved() []string {
@@ -3575,7 +3531,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[51]
+	mi := &file_api_v1_husk_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +3543,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[51]
+	mi := &file_api_v1_husk_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +3556,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
 }
 
 type ListAttachmentsResponse struct {
@@ -3612,7 +3568,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[52]
+	mi := &file_api_v1_husk_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3580,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[52]
+	mi := &file_api_v1_husk_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3593,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -3668,7 +3624,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_api_v1_husk_proto_msgTypes[53]
+	mi := &file_api_v1_husk_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3636,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[53]
+	mi := &file_api_v1_husk_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +3649,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Attachment) GetNetwork() string {
@@ -3781,7 +3737,7 @@ type RetryDebtsRequest struct {
 
 func (x *RetryDebtsRequest) Reset() {
 	*x = RetryDebtsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3793,7 +3749,7 @@ func (x *RetryDebtsRequest) String() string {
 func (*RetryDebtsRequest) ProtoMessage() {}
 
 func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3806,7 +3762,7 @@ func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDebtsRequest.ProtoReflect.Descriptor instead.
 func (*RetryDebtsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
 }
 
 type RetryDebtsResponse struct {
@@ -3817,7 +3773,7 @@ type RetryDebtsResponse struct {
 
 func (x *RetryDebtsResponse) Reset() {
 	*x = RetryDebtsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[55]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +3785,7 @@ func (x *RetryDebtsResponse) String() string {
 func (*RetryDebtsResponse) ProtoMessage() {}
 
 func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[55]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3842,7 +3798,7 @@ func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDebtsResponse.ProtoReflect.Descriptor instead.
 func (*RetryDebtsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
 }
 
 type NetworkStatusRequest struct {
@@ -3853,7 +3809,7 @@ type NetworkStatusRequest struct {
 
 func (x *NetworkStatusRequest) Reset() {
 	*x = NetworkStatusRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +3821,7 @@ func (x *NetworkStatusRequest) String() string {
 func (*NetworkStatusRequest) ProtoMessage() {}
 
 func (x *NetworkStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +3834,7 @@ func (x *NetworkStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStatusRequest.ProtoReflect.Descriptor instead.
 func (*NetworkStatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
 }
 
 type NetworkStatusResponse struct {
@@ -3897,7 +3853,7 @@ type NetworkStatusResponse struct {
 
 func (x *NetworkStatusResponse) Reset() {
 	*x = NetworkStatusResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3909,7 +3865,7 @@ func (x *NetworkStatusResponse) String() string {
 func (*NetworkStatusResponse) ProtoMessage() {}
 
 func (x *NetworkStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +3878,7 @@ func (x *NetworkStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStatusResponse.ProtoReflect.Descriptor instead.
 func (*NetworkStatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NetworkStatusResponse) GetStore() string {
@@ -3997,7 +3953,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +3965,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +3978,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Node) GetName() string {
@@ -4123,7 +4079,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_v1_husk_proto_msgTypes[59]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4135,7 +4091,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[59]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4148,7 +4104,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Pool) GetBlock() string {
@@ -4189,7 +4145,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[60]
+	mi := &file_api_v1_husk_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4157,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[60]
+	mi := &file_api_v1_husk_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4170,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RotateKeyRequest) GetNow() bool {
@@ -4232,7 +4188,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[61]
+	mi := &file_api_v1_husk_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4244,7 +4200,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[61]
+	mi := &file_api_v1_husk_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4257,7 +4213,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{61}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
 }
 
 type ListPoliciesRequest struct {
@@ -4268,7 +4224,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[62]
+	mi := &file_api_v1_husk_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4236,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[62]
+	mi := &file_api_v1_husk_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4249,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{62}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{61}
 }
 
 type ListPoliciesResponse struct {
@@ -4308,7 +4264,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[63]
+	mi := &file_api_v1_husk_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4276,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[63]
+	mi := &file_api_v1_husk_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4289,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{63}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListPoliciesResponse) GetNote() string {
@@ -4371,7 +4327,7 @@ type PolicyPod struct {
 
 func (x *PolicyPod) Reset() {
 	*x = PolicyPod{}
-	mi := &file_api_v1_husk_proto_msgTypes[64]
+	mi := &file_api_v1_husk_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4339,7 @@ func (x *PolicyPod) String() string {
 func (*PolicyPod) ProtoMessage() {}
 
 func (x *PolicyPod) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[64]
+	mi := &file_api_v1_husk_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4352,7 @@ func (x *PolicyPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPod.ProtoReflect.Descriptor instead.
 func (*PolicyPod) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{64}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PolicyPod) GetNamespace() string {
@@ -4450,7 +4406,7 @@ type PolicyEnd struct {
 
 func (x *PolicyEnd) Reset() {
 	*x = PolicyEnd{}
-	mi := &file_api_v1_husk_proto_msgTypes[65]
+	mi := &file_api_v1_husk_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4462,7 +4418,7 @@ func (x *PolicyEnd) String() string {
 func (*PolicyEnd) ProtoMessage() {}
 
 func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[65]
+	mi := &file_api_v1_husk_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4475,7 +4431,7 @@ func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEnd.ProtoReflect.Descriptor instead.
 func (*PolicyEnd) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{65}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PolicyEnd) GetPolicies() []string {
@@ -4518,7 +4474,7 @@ type AllowedPorts struct {
 
 func (x *AllowedPorts) Reset() {
 	*x = AllowedPorts{}
-	mi := &file_api_v1_husk_proto_msgTypes[66]
+	mi := &file_api_v1_husk_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4530,7 +4486,7 @@ func (x *AllowedPorts) String() string {
 func (*AllowedPorts) ProtoMessage() {}
 
 func (x *AllowedPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[66]
+	mi := &file_api_v1_husk_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4543,7 +4499,7 @@ func (x *AllowedPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowedPorts.ProtoReflect.Descriptor instead.
 func (*AllowedPorts) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *AllowedPorts) GetPorts() string {
@@ -4580,7 +4536,7 @@ type ExplainConnectionRequest struct {
 
 func (x *ExplainConnectionRequest) Reset() {
 	*x = ExplainConnectionRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[67]
+	mi := &file_api_v1_husk_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4592,7 +4548,7 @@ func (x *ExplainConnectionRequest) String() string {
 func (*ExplainConnectionRequest) ProtoMessage() {}
 
 func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[67]
+	mi := &file_api_v1_husk_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4605,7 +4561,7 @@ func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainConnectionRequest.ProtoReflect.Descriptor instead.
 func (*ExplainConnectionRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExplainConnectionRequest) GetFrom() string {
@@ -4646,7 +4602,7 @@ type ExplainConnectionResponse struct {
 
 func (x *ExplainConnectionResponse) Reset() {
 	*x = ExplainConnectionResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[68]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4658,7 +4614,7 @@ func (x *ExplainConnectionResponse) String() string {
 func (*ExplainConnectionResponse) ProtoMessage() {}
 
 func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[68]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4671,7 +4627,7 @@ func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainConnectionResponse.ProtoReflect.Descriptor instead.
 func (*ExplainConnectionResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExplainConnectionResponse) GetAllowed() bool {
@@ -4706,7 +4662,7 @@ type Hop struct {
 
 func (x *Hop) Reset() {
 	*x = Hop{}
-	mi := &file_api_v1_husk_proto_msgTypes[69]
+	mi := &file_api_v1_husk_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4718,7 +4674,7 @@ func (x *Hop) String() string {
 func (*Hop) ProtoMessage() {}
 
 func (x *Hop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[69]
+	mi := &file_api_v1_husk_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4731,7 +4687,7 @@ func (x *Hop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hop.ProtoReflect.Descriptor instead.
 func (*Hop) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Hop) GetWhere() string {
@@ -4784,7 +4740,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[70]
+	mi := &file_api_v1_husk_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4796,7 +4752,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[70]
+	mi := &file_api_v1_husk_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4809,7 +4765,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
 }
 
 type DoctorResponse struct {
@@ -4821,7 +4777,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[71]
+	mi := &file_api_v1_husk_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4833,7 +4789,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[71]
+	mi := &file_api_v1_husk_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4846,7 +4802,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -4869,7 +4825,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[72]
+	mi := &file_api_v1_husk_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +4837,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[72]
+	mi := &file_api_v1_husk_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +4850,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Check) GetName() string {
@@ -4935,7 +4891,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[73]
+	mi := &file_api_v1_husk_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +4903,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[73]
+	mi := &file_api_v1_husk_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +4916,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{73}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -4988,7 +4944,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[74]
+	mi := &file_api_v1_husk_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +4956,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[74]
+	mi := &file_api_v1_husk_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +4969,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{74}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -5037,6 +4993,334 @@ func (x *ShutdownEvent) GetMessage() string {
 	return ""
 }
 
+type StartRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRequest) Reset() {
+	*x = StartRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRequest) ProtoMessage() {}
+
+func (x *StartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
+func (*StartRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *StartRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type StartResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Ran           bool                   `protobuf:"varint,3,opt,name=ran,proto3" json:"ran,omitempty"` // the pod wasn't stopped, and nothing has changed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartResponse) Reset() {
+	*x = StartResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartResponse) ProtoMessage() {}
+
+func (x *StartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
+func (*StartResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *StartResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *StartResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *StartResponse) GetRan() bool {
+	if x != nil {
+		return x.Ran
+	}
+	return false
+}
+
+type RestartRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartRequest) Reset() {
+	*x = RestartRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartRequest) ProtoMessage() {}
+
+func (x *RestartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
+func (*RestartRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *RestartRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RestartResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartResponse) Reset() {
+	*x = RestartResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartResponse) ProtoMessage() {}
+
+func (x *RestartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartResponse.ProtoReflect.Descriptor instead.
+func (*RestartResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *RestartResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RestartResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestartResponse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+type KillRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	Signal        string                 `protobuf:"bytes,3,opt,name=signal,proto3" json:"signal,omitempty"` // as "TERM", "SIGTERM" or "15"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillRequest) Reset() {
+	*x = KillRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillRequest) ProtoMessage() {}
+
+func (x *KillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
+func (*KillRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *KillRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *KillRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *KillRequest) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
+}
+
+type KillResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KillResponse) Reset() {
+	*x = KillResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KillResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KillResponse) ProtoMessage() {}
+
+func (x *KillResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
+func (*KillResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *KillResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *KillResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *KillResponse) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
 type ListVolumesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5045,7 +5329,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[75]
+	mi := &file_api_v1_husk_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5057,7 +5341,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[75]
+	mi := &file_api_v1_husk_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5070,7 +5354,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{75}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
 }
 
 type ListVolumesResponse struct {
@@ -5082,7 +5366,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[76]
+	mi := &file_api_v1_husk_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5378,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[76]
+	mi := &file_api_v1_husk_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5391,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{76}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -5138,7 +5422,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_v1_husk_proto_msgTypes[77]
+	mi := &file_api_v1_husk_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5150,7 +5434,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[77]
+	mi := &file_api_v1_husk_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5163,7 +5447,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{77}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Volume) GetNamespace() string {
@@ -5239,7 +5523,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[78]
+	mi := &file_api_v1_husk_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5251,7 +5535,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[78]
+	mi := &file_api_v1_husk_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5264,7 +5548,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *InspectVolumeRequest) GetNamespace() string {
@@ -5291,7 +5575,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[79]
+	mi := &file_api_v1_husk_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5303,7 +5587,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[79]
+	mi := &file_api_v1_husk_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5316,7 +5600,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{79}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExportVolumeRequest) GetNamespace() string {
@@ -5342,7 +5626,7 @@ type VolumeChunk struct {
 
 func (x *VolumeChunk) Reset() {
 	*x = VolumeChunk{}
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5354,7 +5638,7 @@ func (x *VolumeChunk) String() string {
 func (*VolumeChunk) ProtoMessage() {}
 
 func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5367,7 +5651,7 @@ func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeChunk.ProtoReflect.Descriptor instead.
 func (*VolumeChunk) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *VolumeChunk) GetChunk() []byte {
@@ -5388,7 +5672,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5400,7 +5684,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5413,7 +5697,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ImportVolumeRequest) GetNamespace() string {
@@ -5445,7 +5729,7 @@ type ImportVolumeResponse struct {
 
 func (x *ImportVolumeResponse) Reset() {
 	*x = ImportVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5457,7 +5741,7 @@ func (x *ImportVolumeResponse) String() string {
 func (*ImportVolumeResponse) ProtoMessage() {}
 
 func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5470,7 +5754,7 @@ func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ImportVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
 }
 
 type RemoveVolumeRequest struct {
@@ -5483,7 +5767,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5495,7 +5779,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5508,7 +5792,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -5533,7 +5817,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5545,7 +5829,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5558,7 +5842,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
 }
 
 type ListObjectsRequest struct {
@@ -5569,7 +5853,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[85]
+	mi := &file_api_v1_husk_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5581,7 +5865,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[85]
+	mi := &file_api_v1_husk_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5594,7 +5878,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
 }
 
 type ListObjectsResponse struct {
@@ -5606,7 +5890,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[86]
+	mi := &file_api_v1_husk_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5618,7 +5902,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[86]
+	mi := &file_api_v1_husk_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5631,7 +5915,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -5654,7 +5938,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_v1_husk_proto_msgTypes[87]
+	mi := &file_api_v1_husk_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5666,7 +5950,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[87]
+	mi := &file_api_v1_husk_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5679,7 +5963,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Object) GetKind() string {
@@ -5731,7 +6015,7 @@ type RemoveFileRequest struct {
 
 func (x *RemoveFileRequest) Reset() {
 	*x = RemoveFileRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[88]
+	mi := &file_api_v1_husk_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5743,7 +6027,7 @@ func (x *RemoveFileRequest) String() string {
 func (*RemoveFileRequest) ProtoMessage() {}
 
 func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[88]
+	mi := &file_api_v1_husk_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5756,7 +6040,7 @@ func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RemoveFileRequest) GetFile() string {
@@ -5807,7 +6091,7 @@ type RemoveFileEvent struct {
 
 func (x *RemoveFileEvent) Reset() {
 	*x = RemoveFileEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[89]
+	mi := &file_api_v1_husk_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5819,7 +6103,7 @@ func (x *RemoveFileEvent) String() string {
 func (*RemoveFileEvent) ProtoMessage() {}
 
 func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[89]
+	mi := &file_api_v1_husk_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5832,7 +6116,7 @@ func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileEvent.ProtoReflect.Descriptor instead.
 func (*RemoveFileEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveFileEvent) GetKind() string {
@@ -5871,7 +6155,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[90]
+	mi := &file_api_v1_husk_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5883,7 +6167,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[90]
+	mi := &file_api_v1_husk_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5896,7 +6180,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{95}
 }
 
 type ListServicesResponse struct {
@@ -5909,7 +6193,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[91]
+	mi := &file_api_v1_husk_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5921,7 +6205,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[91]
+	mi := &file_api_v1_husk_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5934,7 +6218,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -5963,7 +6247,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_api_v1_husk_proto_msgTypes[92]
+	mi := &file_api_v1_husk_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5975,7 +6259,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[92]
+	mi := &file_api_v1_husk_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5988,7 +6272,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Service) GetNamespace() string {
@@ -6061,7 +6345,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_api_v1_husk_proto_msgTypes[93]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6073,7 +6357,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[93]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6086,7 +6370,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ServicePort) GetName() string {
@@ -6256,9 +6540,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04wait\x18\x02 \x01(\bR\x04wait\">\n" +
 	"\fScaleRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\breplicas\x18\x02 \x01(\x05R\breplicas\"$\n" +
-	"\x0eRestartRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
+	"\breplicas\x18\x02 \x01(\x05R\breplicas\";\n" +
 	"\rEventsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\"\xed\x01\n" +
@@ -6511,7 +6793,27 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\x14\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\"\n" +
+	"\fStartRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"S\n" +
+	"\rStartResponse\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03ran\x18\x03 \x01(\bR\x03ran\"$\n" +
+	"\x0eRestartRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"W\n" +
+	"\x0fRestartResponse\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\"W\n" +
+	"\vKillRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\tR\x06signal\"^\n" +
+	"\fKillResponse\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\"\x14\n" +
 	"\x12ListVolumesRequest\"@\n" +
 	"\x13ListVolumesResponse\x12)\n" +
 	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"\xf5\x01\n" +
@@ -6581,7 +6883,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\x05R\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\x05R\bnodePort\x12\x1c\n" +
-	"\tendpoints\x18\x05 \x03(\tR\tendpoints2\xb0\x0f\n" +
+	"\tendpoints\x18\x05 \x03(\tR\tendpoints2\xf9\x0e\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -6591,8 +6893,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x06Remove\x12\x16.husk.v1.RemoveRequest\x1a\x17.husk.v1.RemoveResponse\x12N\n" +
 	"\rListWorkloads\x12\x1d.husk.v1.ListWorkloadsRequest\x1a\x1e.husk.v1.ListWorkloadsResponse\x12C\n" +
 	"\rWatchWorkload\x12\x1d.husk.v1.WatchWorkloadRequest\x1a\x11.husk.v1.Workload0\x01\x121\n" +
-	"\x05Scale\x12\x15.husk.v1.ScaleRequest\x1a\x11.husk.v1.Workload\x125\n" +
-	"\aRestart\x12\x17.husk.v1.RestartRequest\x1a\x11.husk.v1.Workload\x122\n" +
+	"\x05Scale\x12\x15.husk.v1.ScaleRequest\x1a\x11.husk.v1.Workload\x122\n" +
 	"\x06Events\x12\x16.husk.v1.EventsRequest\x1a\x0e.husk.v1.Event0\x01\x125\n" +
 	"\x04Logs\x12\x14.husk.v1.LogsRequest\x1a\x15.husk.v1.LogsResponse0\x01\x129\n" +
 	"\x04Exec\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12;\n" +
@@ -6614,7 +6915,11 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fListPolicies\x12\x1c.husk.v1.ListPoliciesRequest\x1a\x1d.husk.v1.ListPoliciesResponse\x12Z\n" +
 	"\x11ExplainConnection\x12!.husk.v1.ExplainConnectionRequest\x1a\".husk.v1.ExplainConnectionResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
-	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x012\xf6\x02\n" +
+	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x012\xb6\x01\n" +
+	"\tLifecycle\x126\n" +
+	"\x05Start\x12\x15.husk.v1.StartRequest\x1a\x16.husk.v1.StartResponse\x12<\n" +
+	"\aRestart\x12\x17.husk.v1.RestartRequest\x1a\x18.husk.v1.RestartResponse\x123\n" +
+	"\x04Kill\x12\x14.husk.v1.KillRequest\x1a\x15.husk.v1.KillResponse2\xf6\x02\n" +
 	"\aVolumes\x12H\n" +
 	"\vListVolumes\x12\x1b.husk.v1.ListVolumesRequest\x1a\x1c.husk.v1.ListVolumesResponse\x12K\n" +
 	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponse\x12?\n" +
@@ -6640,7 +6945,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -6661,115 +6966,120 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*ListWorkloadsResponse)(nil),     // 16: husk.v1.ListWorkloadsResponse
 	(*WatchWorkloadRequest)(nil),      // 17: husk.v1.WatchWorkloadRequest
 	(*ScaleRequest)(nil),              // 18: husk.v1.ScaleRequest
-	(*RestartRequest)(nil),            // 19: husk.v1.RestartRequest
-	(*EventsRequest)(nil),             // 20: husk.v1.EventsRequest
-	(*Event)(nil),                     // 21: husk.v1.Event
-	(*LogsRequest)(nil),               // 22: husk.v1.LogsRequest
-	(*LogsResponse)(nil),              // 23: husk.v1.LogsResponse
-	(*SessionInput)(nil),              // 24: husk.v1.SessionInput
-	(*SessionStart)(nil),              // 25: husk.v1.SessionStart
-	(*TerminalSize)(nil),              // 26: husk.v1.TerminalSize
-	(*SessionOutput)(nil),             // 27: husk.v1.SessionOutput
-	(*SessionStarted)(nil),            // 28: husk.v1.SessionStarted
-	(*FindPortsRequest)(nil),          // 29: husk.v1.FindPortsRequest
-	(*FindPortsResponse)(nil),         // 30: husk.v1.FindPortsResponse
-	(*ForwardInput)(nil),              // 31: husk.v1.ForwardInput
-	(*ForwardStart)(nil),              // 32: husk.v1.ForwardStart
-	(*ForwardOutput)(nil),             // 33: husk.v1.ForwardOutput
-	(*UsageRequest)(nil),              // 34: husk.v1.UsageRequest
-	(*UsageResponse)(nil),             // 35: husk.v1.UsageResponse
-	(*PodUsage)(nil),                  // 36: husk.v1.PodUsage
-	(*ContainerUsage)(nil),            // 37: husk.v1.ContainerUsage
-	(*Used)(nil),                      // 38: husk.v1.Used
-	(*Progress)(nil),                  // 39: husk.v1.Progress
-	(*Layer)(nil),                     // 40: husk.v1.Layer
-	(*PullImageRequest)(nil),          // 41: husk.v1.PullImageRequest
-	(*LoadImageRequest)(nil),          // 42: husk.v1.LoadImageRequest
-	(*ImageEvent)(nil),                // 43: husk.v1.ImageEvent
-	(*Image)(nil),                     // 44: husk.v1.Image
-	(*ListImagesRequest)(nil),         // 45: husk.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 46: husk.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),        // 47: husk.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 48: husk.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),        // 49: husk.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),       // 50: husk.v1.PruneImagesResponse
-	(*ListAttachmentsRequest)(nil),    // 51: husk.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),   // 52: husk.v1.ListAttachmentsResponse
-	(*Attachment)(nil),                // 53: husk.v1.Attachment
-	(*RetryDebtsRequest)(nil),         // 54: husk.v1.RetryDebtsRequest
-	(*RetryDebtsResponse)(nil),        // 55: husk.v1.RetryDebtsResponse
-	(*NetworkStatusRequest)(nil),      // 56: husk.v1.NetworkStatusRequest
-	(*NetworkStatusResponse)(nil),     // 57: husk.v1.NetworkStatusResponse
-	(*Node)(nil),                      // 58: husk.v1.Node
-	(*Pool)(nil),                      // 59: husk.v1.Pool
-	(*RotateKeyRequest)(nil),          // 60: husk.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 61: husk.v1.RotateKeyResponse
-	(*ListPoliciesRequest)(nil),       // 62: husk.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 63: husk.v1.ListPoliciesResponse
-	(*PolicyPod)(nil),                 // 64: husk.v1.PolicyPod
-	(*PolicyEnd)(nil),                 // 65: husk.v1.PolicyEnd
-	(*AllowedPorts)(nil),              // 66: husk.v1.AllowedPorts
-	(*ExplainConnectionRequest)(nil),  // 67: husk.v1.ExplainConnectionRequest
-	(*ExplainConnectionResponse)(nil), // 68: husk.v1.ExplainConnectionResponse
-	(*Hop)(nil),                       // 69: husk.v1.Hop
-	(*DoctorRequest)(nil),             // 70: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),            // 71: husk.v1.DoctorResponse
-	(*Check)(nil),                     // 72: husk.v1.Check
-	(*ShutdownRequest)(nil),           // 73: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),             // 74: husk.v1.ShutdownEvent
-	(*ListVolumesRequest)(nil),        // 75: husk.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 76: husk.v1.ListVolumesResponse
-	(*Volume)(nil),                    // 77: husk.v1.Volume
-	(*InspectVolumeRequest)(nil),      // 78: husk.v1.InspectVolumeRequest
-	(*ExportVolumeRequest)(nil),       // 79: husk.v1.ExportVolumeRequest
-	(*VolumeChunk)(nil),               // 80: husk.v1.VolumeChunk
-	(*ImportVolumeRequest)(nil),       // 81: husk.v1.ImportVolumeRequest
-	(*ImportVolumeResponse)(nil),      // 82: husk.v1.ImportVolumeResponse
-	(*RemoveVolumeRequest)(nil),       // 83: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 84: husk.v1.RemoveVolumeResponse
-	(*ListObjectsRequest)(nil),        // 85: husk.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 86: husk.v1.ListObjectsResponse
-	(*Object)(nil),                    // 87: husk.v1.Object
-	(*RemoveFileRequest)(nil),         // 88: husk.v1.RemoveFileRequest
-	(*RemoveFileEvent)(nil),           // 89: husk.v1.RemoveFileEvent
-	(*ListServicesRequest)(nil),       // 90: husk.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 91: husk.v1.ListServicesResponse
-	(*Service)(nil),                   // 92: husk.v1.Service
-	(*ServicePort)(nil),               // 93: husk.v1.ServicePort
-	nil,                               // 94: husk.v1.Pod.LabelsEntry
+	(*EventsRequest)(nil),             // 19: husk.v1.EventsRequest
+	(*Event)(nil),                     // 20: husk.v1.Event
+	(*LogsRequest)(nil),               // 21: husk.v1.LogsRequest
+	(*LogsResponse)(nil),              // 22: husk.v1.LogsResponse
+	(*SessionInput)(nil),              // 23: husk.v1.SessionInput
+	(*SessionStart)(nil),              // 24: husk.v1.SessionStart
+	(*TerminalSize)(nil),              // 25: husk.v1.TerminalSize
+	(*SessionOutput)(nil),             // 26: husk.v1.SessionOutput
+	(*SessionStarted)(nil),            // 27: husk.v1.SessionStarted
+	(*FindPortsRequest)(nil),          // 28: husk.v1.FindPortsRequest
+	(*FindPortsResponse)(nil),         // 29: husk.v1.FindPortsResponse
+	(*ForwardInput)(nil),              // 30: husk.v1.ForwardInput
+	(*ForwardStart)(nil),              // 31: husk.v1.ForwardStart
+	(*ForwardOutput)(nil),             // 32: husk.v1.ForwardOutput
+	(*UsageRequest)(nil),              // 33: husk.v1.UsageRequest
+	(*UsageResponse)(nil),             // 34: husk.v1.UsageResponse
+	(*PodUsage)(nil),                  // 35: husk.v1.PodUsage
+	(*ContainerUsage)(nil),            // 36: husk.v1.ContainerUsage
+	(*Used)(nil),                      // 37: husk.v1.Used
+	(*Progress)(nil),                  // 38: husk.v1.Progress
+	(*Layer)(nil),                     // 39: husk.v1.Layer
+	(*PullImageRequest)(nil),          // 40: husk.v1.PullImageRequest
+	(*LoadImageRequest)(nil),          // 41: husk.v1.LoadImageRequest
+	(*ImageEvent)(nil),                // 42: husk.v1.ImageEvent
+	(*Image)(nil),                     // 43: husk.v1.Image
+	(*ListImagesRequest)(nil),         // 44: husk.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 45: husk.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 46: husk.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 47: husk.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),        // 48: husk.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),       // 49: husk.v1.PruneImagesResponse
+	(*ListAttachmentsRequest)(nil),    // 50: husk.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),   // 51: husk.v1.ListAttachmentsResponse
+	(*Attachment)(nil),                // 52: husk.v1.Attachment
+	(*RetryDebtsRequest)(nil),         // 53: husk.v1.RetryDebtsRequest
+	(*RetryDebtsResponse)(nil),        // 54: husk.v1.RetryDebtsResponse
+	(*NetworkStatusRequest)(nil),      // 55: husk.v1.NetworkStatusRequest
+	(*NetworkStatusResponse)(nil),     // 56: husk.v1.NetworkStatusResponse
+	(*Node)(nil),                      // 57: husk.v1.Node
+	(*Pool)(nil),                      // 58: husk.v1.Pool
+	(*RotateKeyRequest)(nil),          // 59: husk.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 60: husk.v1.RotateKeyResponse
+	(*ListPoliciesRequest)(nil),       // 61: husk.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 62: husk.v1.ListPoliciesResponse
+	(*PolicyPod)(nil),                 // 63: husk.v1.PolicyPod
+	(*PolicyEnd)(nil),                 // 64: husk.v1.PolicyEnd
+	(*AllowedPorts)(nil),              // 65: husk.v1.AllowedPorts
+	(*ExplainConnectionRequest)(nil),  // 66: husk.v1.ExplainConnectionRequest
+	(*ExplainConnectionResponse)(nil), // 67: husk.v1.ExplainConnectionResponse
+	(*Hop)(nil),                       // 68: husk.v1.Hop
+	(*DoctorRequest)(nil),             // 69: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),            // 70: husk.v1.DoctorResponse
+	(*Check)(nil),                     // 71: husk.v1.Check
+	(*ShutdownRequest)(nil),           // 72: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),             // 73: husk.v1.ShutdownEvent
+	(*StartRequest)(nil),              // 74: husk.v1.StartRequest
+	(*StartResponse)(nil),             // 75: husk.v1.StartResponse
+	(*RestartRequest)(nil),            // 76: husk.v1.RestartRequest
+	(*RestartResponse)(nil),           // 77: husk.v1.RestartResponse
+	(*KillRequest)(nil),               // 78: husk.v1.KillRequest
+	(*KillResponse)(nil),              // 79: husk.v1.KillResponse
+	(*ListVolumesRequest)(nil),        // 80: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 81: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 82: husk.v1.Volume
+	(*InspectVolumeRequest)(nil),      // 83: husk.v1.InspectVolumeRequest
+	(*ExportVolumeRequest)(nil),       // 84: husk.v1.ExportVolumeRequest
+	(*VolumeChunk)(nil),               // 85: husk.v1.VolumeChunk
+	(*ImportVolumeRequest)(nil),       // 86: husk.v1.ImportVolumeRequest
+	(*ImportVolumeResponse)(nil),      // 87: husk.v1.ImportVolumeResponse
+	(*RemoveVolumeRequest)(nil),       // 88: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 89: husk.v1.RemoveVolumeResponse
+	(*ListObjectsRequest)(nil),        // 90: husk.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 91: husk.v1.ListObjectsResponse
+	(*Object)(nil),                    // 92: husk.v1.Object
+	(*RemoveFileRequest)(nil),         // 93: husk.v1.RemoveFileRequest
+	(*RemoveFileEvent)(nil),           // 94: husk.v1.RemoveFileEvent
+	(*ListServicesRequest)(nil),       // 95: husk.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 96: husk.v1.ListServicesResponse
+	(*Service)(nil),                   // 97: husk.v1.Service
+	(*ServicePort)(nil),               // 98: husk.v1.ServicePort
+	nil,                               // 99: husk.v1.Pod.LabelsEntry
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
-	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
+	38, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
-	94, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
+	99, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
 	4,  // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
 	14, // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
-	25, // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
-	26, // 6: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
-	26, // 7: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	28, // 8: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	32, // 9: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
-	36, // 10: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
-	38, // 11: husk.v1.PodUsage.total:type_name -> husk.v1.Used
-	37, // 12: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
-	38, // 13: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
-	40, // 14: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	39, // 15: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	44, // 16: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	44, // 17: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	53, // 18: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	58, // 19: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
-	59, // 20: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	64, // 21: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
-	65, // 22: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
-	65, // 23: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
-	66, // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
-	69, // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
-	72, // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	77, // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	87, // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	92, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
-	93, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	24, // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
+	25, // 6: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
+	25, // 7: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
+	27, // 8: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	31, // 9: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
+	35, // 10: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
+	37, // 11: husk.v1.PodUsage.total:type_name -> husk.v1.Used
+	36, // 12: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
+	37, // 13: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
+	39, // 14: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	38, // 15: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	43, // 16: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	43, // 17: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	52, // 18: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	57, // 19: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
+	58, // 20: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
+	63, // 21: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
+	64, // 22: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
+	64, // 23: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
+	65, // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
+	68, // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	71, // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	82, // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	92, // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	97, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	98, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
 	0,  // 31: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
 	2,  // 32: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
 	6,  // 33: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
@@ -6779,75 +7089,79 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	15, // 37: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
 	17, // 38: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
 	18, // 39: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19, // 40: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
-	20, // 41: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	22, // 42: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	24, // 43: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	24, // 44: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	29, // 45: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	31, // 46: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	34, // 47: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	41, // 48: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	42, // 49: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	45, // 50: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	47, // 51: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	49, // 52: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	51, // 53: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	54, // 54: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	56, // 55: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	60, // 56: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	62, // 57: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	67, // 58: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	70, // 59: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	73, // 60: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	75, // 61: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	83, // 62: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	78, // 63: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	79, // 64: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	81, // 65: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	85, // 66: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	88, // 67: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	90, // 68: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
-	1,  // 69: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 70: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 71: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 72: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 73: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 74: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 75: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 76: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 77: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	14, // 78: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
-	21, // 79: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	23, // 80: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	27, // 81: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	27, // 82: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	30, // 83: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	33, // 84: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	35, // 85: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	43, // 86: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	43, // 87: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	46, // 88: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	48, // 89: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	50, // 90: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	52, // 91: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	55, // 92: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	57, // 93: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	61, // 94: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	63, // 95: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	68, // 96: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	71, // 97: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	74, // 98: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	76, // 99: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	84, // 100: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	77, // 101: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	80, // 102: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	82, // 103: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	86, // 104: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	89, // 105: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	91, // 106: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
-	69, // [69:107] is the sub-list for method output_type
-	31, // [31:69] is the sub-list for method input_type
+	19, // 40: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	21, // 41: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	23, // 42: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	23, // 43: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	28, // 44: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	30, // 45: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	33, // 46: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	40, // 47: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	41, // 48: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	44, // 49: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	46, // 50: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	48, // 51: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	50, // 52: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	53, // 53: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	55, // 54: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	59, // 55: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	61, // 56: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	66, // 57: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	69, // 58: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	72, // 59: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	74, // 60: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
+	76, // 61: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
+	78, // 62: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
+	80, // 63: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	88, // 64: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	83, // 65: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	84, // 66: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	86, // 67: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	90, // 68: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	93, // 69: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	95, // 70: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	1,  // 71: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 72: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 73: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 74: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 75: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 76: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 77: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 78: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 79: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	20, // 80: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	22, // 81: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	26, // 82: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	26, // 83: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	29, // 84: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	32, // 85: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	34, // 86: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	42, // 87: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	42, // 88: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	45, // 89: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	47, // 90: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	49, // 91: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	51, // 92: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	54, // 93: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	56, // 94: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	60, // 95: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	62, // 96: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	67, // 97: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	70, // 98: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	73, // 99: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	75, // 100: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
+	77, // 101: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
+	79, // 102: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
+	81, // 103: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	89, // 104: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	82, // 105: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	85, // 106: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	87, // 107: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	91, // 108: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	94, // 109: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	96, // 110: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	71, // [71:111] is the sub-list for method output_type
+	31, // [31:71] is the sub-list for method input_type
 	31, // [31:31] is the sub-list for extension type_name
 	31, // [31:31] is the sub-list for extension extendee
 	0,  // [0:31] is the sub-list for field type_name
@@ -6858,19 +7172,19 @@ func file_api_v1_husk_proto_init() {
 	if File_api_v1_husk_proto != nil {
 		return
 	}
-	file_api_v1_husk_proto_msgTypes[24].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[23].OneofWrappers = []any{
 		(*SessionInput_Start)(nil),
 		(*SessionInput_Stdin)(nil),
 		(*SessionInput_CloseStdin)(nil),
 		(*SessionInput_Resize)(nil),
 	}
-	file_api_v1_husk_proto_msgTypes[27].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[26].OneofWrappers = []any{
 		(*SessionOutput_Stdout)(nil),
 		(*SessionOutput_Stderr)(nil),
 		(*SessionOutput_ExitCode)(nil),
 		(*SessionOutput_Started)(nil),
 	}
-	file_api_v1_husk_proto_msgTypes[31].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[30].OneofWrappers = []any{
 		(*ForwardInput_Start)(nil),
 		(*ForwardInput_Data)(nil),
 	}
@@ -6880,9 +7194,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   95,
+			NumMessages:   100,
 			NumExtensions: 0,
-			NumServices:   4,
+			NumServices:   5,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

@@ -31,7 +31,6 @@ const (
 	Husk_ListWorkloads_FullMethodName     = "/husk.v1.Husk/ListWorkloads"
 	Husk_WatchWorkload_FullMethodName     = "/husk.v1.Husk/WatchWorkload"
 	Husk_Scale_FullMethodName             = "/husk.v1.Husk/Scale"
-	Husk_Restart_FullMethodName           = "/husk.v1.Husk/Restart"
 	Husk_Events_FullMethodName            = "/husk.v1.Husk/Events"
 	Husk_Logs_FullMethodName              = "/husk.v1.Husk/Logs"
 	Husk_Exec_FullMethodName              = "/husk.v1.Husk/Exec"
@@ -75,8 +74,6 @@ type HuskClient interface {
 	WatchWorkload(ctx context.Context, in *WatchWorkloadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Workload], error)
 	// Scale sets the number of a workload's pods, until its manifest is changed or run again.
 	Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*Workload, error)
-	// Restart replaces the pods of a workload, as a change of its template would.
-	Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*Workload, error)
 	// Events returns the events of pods since huskd started, as far as it keeps them, and with follow
 	// also new ones.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
@@ -232,16 +229,6 @@ func (c *huskClient) Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.C
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Workload)
 	err := c.cc.Invoke(ctx, Husk_Scale_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *huskClient) Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*Workload, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Workload)
-	err := c.cc.Invoke(ctx, Husk_Restart_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -517,8 +504,6 @@ type HuskServer interface {
 	WatchWorkload(*WatchWorkloadRequest, grpc.ServerStreamingServer[Workload]) error
 	// Scale sets the number of a workload's pods, until its manifest is changed or run again.
 	Scale(context.Context, *ScaleRequest) (*Workload, error)
-	// Restart replaces the pods of a workload, as a change of its template would.
-	Restart(context.Context, *RestartRequest) (*Workload, error)
 	// Events returns the events of pods since huskd started, as far as it keeps them, and with follow
 	// also new ones.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
@@ -598,9 +583,6 @@ func (UnimplementedHuskServer) WatchWorkload(*WatchWorkloadRequest, grpc.ServerS
 }
 func (UnimplementedHuskServer) Scale(context.Context, *ScaleRequest) (*Workload, error) {
 	return nil, status.Error(codes.Unimplemented, "method Scale not implemented")
-}
-func (UnimplementedHuskServer) Restart(context.Context, *RestartRequest) (*Workload, error) {
-	return nil, status.Error(codes.Unimplemented, "method Restart not implemented")
 }
 func (UnimplementedHuskServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -827,24 +809,6 @@ func _Husk_Scale_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HuskServer).Scale(ctx, req.(*ScaleRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Husk_Restart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(RestartRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(HuskServer).Restart(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Husk_Restart_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(HuskServer).Restart(ctx, req.(*RestartRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1173,10 +1137,6 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Husk_Scale_Handler,
 		},
 		{
-			MethodName: "Restart",
-			Handler:    _Husk_Restart_Handler,
-		},
-		{
 			MethodName: "FindPorts",
 			Handler:    _Husk_FindPorts_Handler,
 		},
@@ -1281,6 +1241,196 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 	},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
+	Lifecycle_Start_FullMethodName   = "/husk.v1.Lifecycle/Start"
+	Lifecycle_Restart_FullMethodName = "/husk.v1.Lifecycle/Restart"
+	Lifecycle_Kill_FullMethodName    = "/husk.v1.Lifecycle/Kill"
+)
+
+// LifecycleClient is the client API for Lifecycle service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Lifecycle starts, restarts and signals pods that exist.
+type LifecycleClient interface {
+	// Start starts a pod again that was stopped or has ended.
+	Start(ctx context.Context, in *StartRequest, opts ...grpc.CallOption) (*StartResponse, error)
+	// Restart stops a pod and starts it again, or replaces the pods of a workload, as a change of its
+	// template would. It returns once a pod is stopped, and doesn't wait for the pods to be ready.
+	Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*RestartResponse, error)
+	// Kill sends a signal to the first process of a container.
+	Kill(ctx context.Context, in *KillRequest, opts ...grpc.CallOption) (*KillResponse, error)
+}
+
+type lifecycleClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewLifecycleClient(cc grpc.ClientConnInterface) LifecycleClient {
+	return &lifecycleClient{cc}
+}
+
+func (c *lifecycleClient) Start(ctx context.Context, in *StartRequest, opts ...grpc.CallOption) (*StartResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartResponse)
+	err := c.cc.Invoke(ctx, Lifecycle_Start_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lifecycleClient) Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*RestartResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestartResponse)
+	err := c.cc.Invoke(ctx, Lifecycle_Restart_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lifecycleClient) Kill(ctx context.Context, in *KillRequest, opts ...grpc.CallOption) (*KillResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KillResponse)
+	err := c.cc.Invoke(ctx, Lifecycle_Kill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// LifecycleServer is the server API for Lifecycle service.
+// All implementations must embed UnimplementedLifecycleServer
+// for forward compatibility.
+//
+// Lifecycle starts, restarts and signals pods that exist.
+type LifecycleServer interface {
+	// Start starts a pod again that was stopped or has ended.
+	Start(context.Context, *StartRequest) (*StartResponse, error)
+	// Restart stops a pod and starts it again, or replaces the pods of a workload, as a change of its
+	// template would. It returns once a pod is stopped, and doesn't wait for the pods to be ready.
+	Restart(context.Context, *RestartRequest) (*RestartResponse, error)
+	// Kill sends a signal to the first process of a container.
+	Kill(context.Context, *KillRequest) (*KillResponse, error)
+	mustEmbedUnimplementedLifecycleServer()
+}
+
+// UnimplementedLifecycleServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedLifecycleServer struct{}
+
+func (UnimplementedLifecycleServer) Start(context.Context, *StartRequest) (*StartResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Start not implemented")
+}
+func (UnimplementedLifecycleServer) Restart(context.Context, *RestartRequest) (*RestartResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Restart not implemented")
+}
+func (UnimplementedLifecycleServer) Kill(context.Context, *KillRequest) (*KillResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Kill not implemented")
+}
+func (UnimplementedLifecycleServer) mustEmbedUnimplementedLifecycleServer() {}
+func (UnimplementedLifecycleServer) testEmbeddedByValue()                   {}
+
+// UnsafeLifecycleServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to LifecycleServer will
+// result in compilation errors.
+type UnsafeLifecycleServer interface {
+	mustEmbedUnimplementedLifecycleServer()
+}
+
+func RegisterLifecycleServer(s grpc.ServiceRegistrar, srv LifecycleServer) {
+	// If the following call panics, it indicates UnimplementedLifecycleServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Lifecycle_ServiceDesc, srv)
+}
+
+func _Lifecycle_Start_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LifecycleServer).Start(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Lifecycle_Start_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LifecycleServer).Start(ctx, req.(*StartRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Lifecycle_Restart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestartRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LifecycleServer).Restart(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Lifecycle_Restart_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LifecycleServer).Restart(ctx, req.(*RestartRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Lifecycle_Kill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LifecycleServer).Kill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Lifecycle_Kill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LifecycleServer).Kill(ctx, req.(*KillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Lifecycle_ServiceDesc is the grpc.ServiceDesc for Lifecycle service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Lifecycle_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Lifecycle",
+	HandlerType: (*LifecycleServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Start",
+			Handler:    _Lifecycle_Start_Handler,
+		},
+		{
+			MethodName: "Restart",
+			Handler:    _Lifecycle_Restart_Handler,
+		},
+		{
+			MethodName: "Kill",
+			Handler:    _Lifecycle_Kill_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "api/v1/husk.proto",
 }
 

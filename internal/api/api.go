@@ -77,6 +77,7 @@ type Server struct {
 func Register(to grpc.ServiceRegistrar, cfg Config) {
 	s, volumes := &Server{Config: cfg}, volume.Volumes{Root: cfg.Root, State: cfg.State}
 	huskv1.RegisterHuskServer(to, s)
+	huskv1.RegisterLifecycleServer(to, lifecycleServer{Config: cfg})
 	huskv1.RegisterServicesServer(to, cfg.Services)
 	huskv1.RegisterVolumesServer(to, volumeServer{volumes: volumes, objects: cfg.Objects})
 	huskv1.RegisterObjectsServer(to, objectServer{server: s, volumes: volumes})

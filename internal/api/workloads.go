@@ -133,11 +133,6 @@ func (s *Server) Scale(ctx context.Context, req *huskv1.ScaleRequest) (*huskv1.W
 	return s.changeWorkload(req.Name, func(ref workload.Ref) error { return s.Workloads.Scale(ctx, ref, req.Replicas) })
 }
 
-// Restart replaces the pods of a workload.
-func (s *Server) Restart(ctx context.Context, req *huskv1.RestartRequest) (*huskv1.Workload, error) {
-	return s.changeWorkload(req.Name, func(ref workload.Ref) error { return s.Workloads.Restart(ctx, ref) })
-}
-
 func (s *Server) changeWorkload(name string, change func(workload.Ref) error) (*huskv1.Workload, error) {
 	ref, err := findWorkload(name)
 	if err != nil {

@@ -43,7 +43,7 @@ var packageMaxima = map[string]int{
 	"internal/daemon": 3150,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
-	"internal/agent": 2925,
+	"internal/agent": 2975,
 	// It parses each kind of object with one decoder and one report of problems.
 	"internal/manifest": 2950,
 	// Its commands share the connection, the output and the completion of names, which a package for
@@ -218,7 +218,7 @@ var fanOutMaxima = map[string]int{
 	"internal/api": 23,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
-	"internal/cli": 18,
+	"internal/cli": 19,
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 19,
 	// It calls drivers itself that adapters in daemon would only forward to.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/help"
 	"github.com/huskd/husk/internal/cli/imagecmd"
+	"github.com/huskd/husk/internal/cli/lifecyclecmd"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/cli/volumecmd"
@@ -124,6 +126,20 @@ func (a *app) execute(ctx context.Context, args []string) int {
 	return a.report(root.ExecuteContext(ctx))
 }
 
+// each calls do for all names at once, so that grace periods overlap.
+func (a *app) each(names []string, do func(string) error) error {
+	failures := &errorPrinter{w: a.errs}
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			defer terminal.Guard()
+			failures.add(do(name))
+		})
+	}
+	all.Wait()
+	return failures.result()
+}
+
 // The groups by which the help lists the commands.
 const (
 	groupPods      = "pods"
@@ -177,7 +193,8 @@ husk exec -it web -- sh`,
 		}
 	}
 	volumes := volumecmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each}
-	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newWait(a), newStop(a), newRm(a), newDelete(a), volumecmd.Objects(volumes))
+	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newWait(a), newRm(a), newDelete(a), volumecmd.Objects(volumes))
+	add(groupPods, lifecyclecmd.New(lifecyclecmd.App{Out: a.out, WithClient: a.withClient, Each: a.each, CompletePods: a.completePods, AddContainer: a.addContainer})...)
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
 	add(groupImages, imagecmd.New(imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}), volumecmd.New(volumes))
 	add(groupNet, newNet(a))

@@ -262,6 +262,14 @@ func (s *Service) forEach(sandbox string, fn func(id string) error) error {
 	return all.Wait()
 }
 
+// Kill sends a signal to a running container's first process.
+func (s *Service) Kill(ctx context.Context, id string, sig syscall.Signal) error {
+	if _, err := s.running(id); err != nil {
+		return err
+	}
+	return s.cfg.Runtime.Signal(ctx, id, sig)
+}
+
 // Exec runs a program in a running container.
 func (s *Service) Exec(ctx context.Context, e oci.Exec) (int, error) {
 	if _, err := s.running(e.ID); err != nil {

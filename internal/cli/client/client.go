@@ -50,6 +50,7 @@ const answerMax = 64 << 20
 // Client is a connection to huskd.
 type Client struct {
 	huskv1.HuskClient
+	huskv1.LifecycleClient
 	huskv1.VolumesClient
 	huskv1.ObjectsClient
 	huskv1.ServicesClient
@@ -82,7 +83,7 @@ func New(socket string) (*Client, error) {
 		return nil, AddressError(err.Error())
 	}
 	conn := explainingConn{c}
-	c.HuskClient, c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewHuskClient(conn), huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
+	c.HuskClient, c.LifecycleClient, c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn), huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
 	return c, nil
 }
 

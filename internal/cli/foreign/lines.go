@@ -31,7 +31,10 @@ docker ps -aq => =
 docker container ls => husk ps --containers
 docker stop web => =
 docker stop -t 5 web => =
-docker kill web => husk stop --time 0 web
+docker kill web => =
+docker kill -s HUP web => =
+docker start web => =
+docker restart web => =
 docker rm web => =
 docker rm -f web => =
 docker logs web => =

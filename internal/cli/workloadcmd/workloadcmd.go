@@ -1,4 +1,4 @@
-// Package workloadcmd has the commands for workloads: husk rollout, scale and restart.
+// Package workloadcmd has the commands for workloads: husk rollout and scale.
 package workloadcmd
 
 import (
@@ -36,7 +36,7 @@ type App struct {
 // New returns the commands.
 func New(app App) []*cobra.Command {
 	t := &tool{app}
-	return []*cobra.Command{t.rollout(), t.scale(), t.restart()}
+	return []*cobra.Command{t.rollout(), t.scale()}
 }
 
 type tool struct{ App }
@@ -71,27 +71,6 @@ husk scale statefulset/shop/db 0`,
 			_, _ = fmt.Fprintf(t.Out, "%s scaled to %d\n", render.WorkloadName(w), n)
 		}
 		return err
-	})
-	return cmd
-}
-
-func (t *tool) restart() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "restart WORKLOAD...",
-		Short: "Replace the pods of workloads, as a change would.",
-		Example: `husk restart deployment/web
-husk restart statefulset/db daemonset/logs`,
-		Args:              usageerror.Takes(1, -1, "a WORKLOAD, such as deployment/web"),
-		ValidArgsFunction: t.completeWorkloads,
-	}
-	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, args []string) error {
-		return t.Each(args, func(name string) error {
-			w, err := c.Restart(ctx, &huskv1.RestartRequest{Name: name})
-			if err == nil {
-				_, _ = fmt.Fprintf(t.Out, "%s restarted\n", render.WorkloadName(w))
-			}
-			return err
-		})
 	})
 	return cmd
 }
