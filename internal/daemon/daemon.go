@@ -445,6 +445,8 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d),
 		End: func() {
 			d.shutdown.Store(true)
+			// Before the answer: a "systemctl start" that comes after it must not find huskd active.
+			d.service.Stopping(allStopped)
 			end()
 		},
 	})
@@ -481,12 +483,14 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	return errors.Join(err, running.Wait())
 }
 
+const allStopped = "huskd is stopping; all pods are stopped"
+
 // stopWith waits for the end of ctx, and stops the server once it has answered the calls in flight.
 func (d *daemon) stopWith(ctx context.Context, server *grpc.Server, notice string) {
 	<-ctx.Done()
 	d.locks.markStopping()
 	if d.shutdown.Load() {
-		notice = "huskd is stopping; all pods are stopped"
+		notice = allStopped
 	}
 	d.log.Info(notice)
 	d.service.Stopping(notice)

@@ -78,6 +78,8 @@ func refusal(method string) error {
 	return errdefs.ErrFailedPrecondition.WithMessage("huskd runs no pods here: it was started with network-only, as the network of another runtime's pods")
 }
 
+const networkStays = "huskd is stopping; pods keep their network"
+
 func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list conflist.File) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -96,7 +98,11 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		}))
 	api.Register(server, api.Config{
 		Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Services: &serviceapi.Server{Proxy: d.services}, Explainer: explainer(d), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
-		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: cancel,
+		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d),
+		End: func() {
+			d.service.Stopping(networkStays) // before the answer, as in serve
+			cancel()
+		},
 	})
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {
@@ -111,7 +117,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		running.Go(func() error { return list.Keep(ctx) })
 	}
 	running.Go(func() error {
-		d.stopWith(ctx, server, "huskd is stopping; pods keep their network")
+		d.stopWith(ctx, server, networkStays)
 		return nil
 	})
 	runService(ctx, d, &running)

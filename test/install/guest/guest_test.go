@@ -134,8 +134,14 @@ func TestInstall(t *testing.T) {
 	if err := os.Remove(order); err != nil {
 		t.Error(err)
 	}
+	running := func() bool {
+		out, _ := exec.Command("husk", "ps").CombinedOutput()
+		return strings.Count(string(out), "1/1") == 2
+	}
 	run(t, "systemctl", "start", "huskd")
-	eventually(t, "the pods run again", func() bool { return strings.Count(run(t, "husk", "ps"), "1/1") == 2 })
+	eventually(t, "the pods run again", running)
+	run(t, "sh", "-c", "husk shutdown && systemctl start huskd")
+	eventually(t, "the pods run again after a start right after the shutdown", running)
 	if got := run(t, "systemd-inhibit", "--list"); !strings.Contains(got, "huskd") {
 		t.Errorf("the inhibitor locks are %s", got)
 	}
