@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,7 +98,7 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 	if err != nil {
 		return err
 	}
-	last := ""
+	last, crashes := "", crashCount{}
 	var readied int64 // the event's ElapsedNs when the pod became ready
 	for {
 		ev := runEvent(p)
@@ -109,13 +110,14 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 			ev.ElapsedNs = readied
 		}
 		stuck := req.Wait && p.Status.Stuck && !p.Status.Ready && len(p.Pulls) == 0
+		crashing := crashes.tooMany(p)
 		admitted := last == "" && !unchanged && !p.Status.Ready && ev.Progress == nil && !stuck
 		if admitted {
 			ev.Message = "admitted"
 		}
 		ev.Settled = waitIsOver(p) && steady == nil
-		if stuck {
-			ev.Phase, ev.Settled = string(podplan.PhaseFailed), true
+		if stuck || req.Wait && crashing != "" {
+			ev.Phase, ev.Settled, ev.Message = string(podplan.PhaseFailed), true, cmp.Or(crashing, ev.Message)
 		}
 		done := !req.Wait || ev.Settled
 		if unchanged && (ev.Ready || !req.Wait) {
@@ -148,6 +150,28 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 			return errdefs.ErrAborted.WithMessage(fmt.Sprintf("pod %s was stopped during the wait", podName(pod)))
 		}
 	}
+}
+
+// crashesMax is how often a container may crash until a wait gives up. A program that needs another
+// one, such as a database that starts beside it, may crash a few times; the fifth time is after
+// more than a minute.
+const crashesMax = 5
+
+// crashCount has the restarts of each container when a wait first saw it.
+type crashCount map[string]int
+
+// tooMany says which container of a pod has crashed too often since the wait began. It is empty if
+// none has.
+func (n crashCount) tooMany(p agent.Pod) string {
+	for _, c := range p.Status.Containers {
+		before, known := n[c.Name]
+		if !known {
+			n[c.Name] = c.Restarts
+		} else if crashes := c.Restarts - before + 1; c.Reason == crashLoop && crashes >= crashesMax {
+			return fmt.Sprintf("container %s has crashed %d times, last with exit code %d: it goes on restarting, husk logs -p %s shows why", c.Name, crashes, c.ExitCode, p.Name())
+		}
+	}
+	return ""
 }
 
 func podName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }

@@ -1,10 +1,12 @@
 package api
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
@@ -47,5 +49,27 @@ func TestMessageOfACrash(t *testing.T) {
 	}}}
 	if got, want := runMessage(p), "CrashLoopBackOff: back-off 10s restarting failed container c (exit code 3)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestTooManyCrashes checks when a wait gives up a pod that crashes again and again.
+func TestTooManyCrashes(t *testing.T) {
+	t.Parallel()
+	pod := func(restarts int, reason string) agent.Pod {
+		return agent.Pod{
+			Manifest: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}},
+			Status:   podplan.Status{Containers: []podplan.ContainerStatus{{Name: "c", Restarts: restarts, Reason: reason, ExitCode: 3}}},
+		}
+	}
+	const before = 7 // restarts before the wait don't count
+	seen := crashCount{}
+	for _, c := range []struct {
+		restarts int
+		reason   string
+		gives    bool
+	}{{before, crashLoop, false}, {before + 3, crashLoop, false}, {before + 4, "", false}, {before + 4, crashLoop, true}} {
+		if why := seen.tooMany(pod(c.restarts, c.reason)); (why != "") != c.gives || c.gives && !strings.Contains(why, "container c has crashed 5 times, last with exit code 3") {
+			t.Errorf("after %d restarts, %q: %q", c.restarts, c.reason, why)
+		}
 	}
 }
