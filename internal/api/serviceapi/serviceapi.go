@@ -65,7 +65,7 @@ func serviceMessage(of *service.Service, parts []*service.Slice, node service.No
 		out.Type = "ExternalName"
 	case of.Headless():
 		out.Type = "Headless"
-	case len(of.LoadBalancerIPs) > 0:
+	case of.LoadBalancer:
 		out.Type = "LoadBalancer"
 	case slices.ContainsFunc(of.Ports, func(p service.Port) bool { return p.NodePort != 0 }):
 		out.Type = "NodePort"

@@ -37,6 +37,8 @@ type Service struct {
 	ExternalName string
 	// ExternalIPs are addresses outside the cluster that lead to the node.
 	ExternalIPs []netip.Addr
+	// LoadBalancer is whether the Service asks for a load balancer, which may have no address.
+	LoadBalancer bool
 	// LoadBalancerIPs are the load balancer's addresses whose packets arrive at the node untranslated.
 	LoadBalancerIPs []netip.Addr
 	// SourceRanges, unless empty, are where connections to LoadBalancerIPs may come from.

@@ -111,11 +111,12 @@ func Service(from *corev1.Service) (service.Service, []Problem) {
 		}
 		return out, c.problems
 	}
+	out.LoadBalancer = spec.Type == corev1.ServiceTypeLoadBalancer
 	c.addresses(&out, from)
 	c.ports(&out, spec.Ports)
 	out.InternalLocal = spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	out.ExternalLocal = spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-	if out.ExternalLocal && spec.Type == corev1.ServiceTypeLoadBalancer && spec.HealthCheckNodePort != 0 {
+	if out.ExternalLocal && out.LoadBalancer && spec.HealthCheckNodePort != 0 {
 		out.HealthCheckPort, _ = c.port("spec.healthCheckNodePort", spec.HealthCheckNodePort)
 	}
 	switch spec.SessionAffinity {

@@ -45,7 +45,7 @@ spec:
 status: {loadBalancer: {ingress: [{ip: 192.0.2.2}, {ip: 192.0.2.3, ipMode: Proxy}, {hostname: lb.example}]}}
 `: {
 			Namespace: "default", Name: "web", ClusterIPs: []netip.Addr{addr("10.96.0.1"), addr("fd96::1")},
-			ExternalIPs: []netip.Addr{addr("192.0.2.1")}, LoadBalancerIPs: []netip.Addr{addr("192.0.2.2")},
+			ExternalIPs: []netip.Addr{addr("192.0.2.1")}, LoadBalancer: true, LoadBalancerIPs: []netip.Addr{addr("192.0.2.2")},
 			SourceRanges: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
 			Ports:        []service.Port{{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080}, {Name: "dns", Protocol: service.UDP, Port: 53}},
 			Affinity:     3 * time.Hour, InternalLocal: true, ExternalLocal: true, HealthCheckPort: 31000,
