@@ -39,7 +39,11 @@ func subjectOf(e *huskv1.Event, pod bool) string {
 	if e.Name == "" {
 		return "node"
 	}
-	if pod {
+	kind, name, other := strings.Cut(e.Name, "/")
+	switch {
+	case other: // an object that isn't a pod, such as service/web
+		parts = append(parts, kind+"/"+PodName(e.Namespace, name))
+	case pod:
 		parts = append(parts, "pod "+PodName(e.Namespace, e.Name))
 	}
 	if e.Container != "" {

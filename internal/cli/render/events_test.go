@@ -13,3 +13,10 @@ func TestEventOfTheNode(t *testing.T) {
 		t.Errorf("got %q, want …%q", got, want)
 	}
 }
+
+func TestEventOfAnObject(t *testing.T) {
+	got := EventLine(&huskv1.Event{Warning: true, Reason: "NoPods", Namespace: "shop", Name: "service/web", Message: "no pod has the label"})
+	if want := " Warning NoPods service/shop/web: no pod has the label"; !strings.HasSuffix(got, want) {
+		t.Errorf("got %q, want …%q", got, want)
+	}
+}

@@ -103,7 +103,8 @@ func (r ruleSets) evaluate(t *nftables.Table, chain string, p Packet, depth int)
 	if !read {
 		var err error
 		if rules, err = r.conn.GetRules(t, &nftables.Chain{Table: t, Name: chain}); err != nil {
-			return unknown, fmt.Errorf("list nftables chain %s %s: %w", t.Name, chain, err)
+			// The library can't decode every rule, such as those with "ct original".
+			return unknown, nil
 		}
 		r.rules[key] = rules
 	}
