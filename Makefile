@@ -15,7 +15,7 @@ BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/in
 
 # Debian packages: for pods, for tests, and for the race detector.
 PODS  := runc conmon
-TESTS := binutils binutils-aarch64-linux-gnu busybox crun curl dbus e2fsprogs bird2 frr etcd-server iproute2 iputils-ping nftables procps kmod qemu-system-x86 qemu-user-static skopeo docker-registry containernetworking-plugins containerd iptables criu systemd
+TESTS := binutils binutils-aarch64-linux-gnu busybox crun curl dbus e2fsprogs bird2 frr etcd-server iproute2 iputils-ping nftables procps kmod qemu-system-x86 qemu-user-static skopeo tcpdump docker-registry containernetworking-plugins containerd iptables criu systemd
 RACE  := gcc libc6-dev
 PACKAGES = $(PODS) $(TESTS)
 

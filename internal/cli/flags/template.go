@@ -2,11 +2,11 @@ package flags
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/json" // keeps integers
 	"k8s.io/client-go/util/jsonpath"
 
 	"github.com/huskd/husk/internal/cli/render"
