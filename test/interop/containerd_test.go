@@ -54,6 +54,14 @@ func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 	must(h.t, os.Mkdir(bin, 0o755))
 	must(h.t, os.Symlink(filepath.Join(h.bin, "husk-cni"), filepath.Join(bin, "husk-cni")))
 	must(h.t, os.Symlink(filepath.Join(debian, "loopback"), filepath.Join(bin, "loopback")))
+	return h.containerdWith(bin, confDir)
+}
+
+// containerdWith starts containerd with directories of plugins and networks.
+func (h *host) containerdWith(bin, confDir string) runtimeapi.RuntimeServiceClient {
+	h.t.Helper()
+	dir := filepath.Join(h.Dir, "containerd")
+	must(h.t, os.MkdirAll(dir, 0o755))
 	must(h.t, os.WriteFile(filepath.Join(dir, "config.toml"), fmt.Appendf(nil, containerdConfig, filepath.Join(dir, "root"), webImage, bin, confDir), 0o644))
 	h.t.Cleanup(func() {
 		h.Quiet("umount", "-R", dir)

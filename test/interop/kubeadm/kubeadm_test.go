@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/huskd/husk/test/node"
+	"github.com/huskd/husk/test/page"
 )
 
 func TestMain(m *testing.M) { node.Main(m) }
@@ -168,14 +169,14 @@ func (m *machine) run(script string) string {
 
 // follow does what sections of the page say: first it writes their files, then it runs their
 // commands, in which replace has pairs of words that the page leaves to its reader.
-func (m *machine) follow(p page, replace []string, sections ...string) {
+func (m *machine) follow(p *page.Page, replace []string, sections ...string) {
 	m.t.Helper()
 	var commands []string
 	for _, s := range sections {
-		for _, f := range p.section(m.t, s).files {
-			m.write(f.path, m.adapt(f.path, f.content))
+		for _, f := range p.Section(s).Files {
+			m.write(f.Path, m.adapt(f.Path, f.Content))
 		}
-		commands = append(commands, p.section(m.t, s).commands...)
+		commands = append(commands, p.Section(s).Commands...)
 	}
 	// kubeadm warns of old cgroups in the words of an error.
 	replace = append(replace, "kubeadm init ", "kubeadm init --ignore-preflight-errors SystemVerification ", "kubeadm join ", "kubeadm join --ignore-preflight-errors SystemVerification ")
@@ -300,7 +301,7 @@ func TestKubelet(t *testing.T) {
 	}
 	first.follow(p, nil, "The first node")
 	second.follow(p, first.joining(), "Join")
-	first.run(p.section(t, "Ready").commands[0])
+	first.run(p.Section("Ready").Commands[0])
 	first.testPods()
 	for _, m := range []*machine{second, first} {
 		first.follow(p, []string{"NODE", m.Uplink.Name()}, "Drain")
@@ -320,12 +321,12 @@ func TestHuskd(t *testing.T) {
 	for _, m := range []*machine{first, second} {
 		m.follow(p, nil, "A cluster by kubeadm", "Each machine of huskd")
 	}
-	for _, f := range p.section(t, "The first node").files {
-		first.write(f.path, first.adapt(f.path, f.content))
+	for _, f := range p.Section("The first node").Files {
+		first.write(f.Path, first.adapt(f.Path, f.Content))
 	}
 	first.follow(p, nil, "The first node of huskd")
 	second.follow(p, first.joining(), "Join huskd")
-	first.run(p.section(t, "Ready").commands[0])
+	first.run(p.Section("Ready").Commands[0])
 	first.testPods()
 	for _, m := range []*machine{second, first} {
 		first.follow(p, []string{"NODE", m.Uplink.Name()}, "Drain")
@@ -338,7 +339,7 @@ func TestHuskd(t *testing.T) {
 }
 
 // newMachines starts the machines n1 and n2, with a registry beside them, and reads the page.
-func newMachines(t *testing.T, programs ...string) (first, second *machine, p page) {
+func newMachines(t *testing.T, programs ...string) (first, second *machine, p *page.Page) {
 	t.Helper()
 	if os.Getenv(binaries) == "" {
 		t.Skip("needs Kubernetes: run make test-kubeadm")
@@ -348,7 +349,7 @@ func newMachines(t *testing.T, programs ...string) (first, second *machine, p pa
 	serveImages(t, u)
 	keepSysctls(t)
 	first, second = newMachine(t, s, programs...), newMachine(t, s, programs...)
-	return first, second, readPage(t)
+	return first, second, page.Read(t, "../../../docs/kubeadm.md")
 }
 
 // keepSysctls restores, after the test, the sysctls that a kubelet sets for the whole machine.
