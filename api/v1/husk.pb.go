@@ -6408,6 +6408,1103 @@ func (x *ServicePort) GetEndpoints() []string {
 	return nil
 }
 
+type InfoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InfoRequest) Reset() {
+	*x = InfoRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[99]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InfoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InfoRequest) ProtoMessage() {}
+
+func (x *InfoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[99]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
+func (*InfoRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
+}
+
+type InfoResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Version   string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Commit    string                 `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`
+	GoVersion string                 `protobuf:"bytes,3,opt,name=go_version,json=goVersion,proto3" json:"go_version,omitempty"`
+	Pid       int32                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartedNs int64                  `protobuf:"varint,5,opt,name=started_ns,json=startedNs,proto3" json:"started_ns,omitempty"` // Unix time
+	Node      string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	// standalone, cluster (huskd is a node of one) or network-only.
+	Mode        string         `protobuf:"bytes,7,opt,name=mode,proto3" json:"mode,omitempty"`
+	ApiServer   string         `protobuf:"bytes,8,opt,name=api_server,json=apiServer,proto3" json:"api_server,omitempty"`        // URL; empty outside of a cluster
+	Manifests   string         `protobuf:"bytes,9,opt,name=manifests,proto3" json:"manifests,omitempty"`                         // directory, or empty
+	ManifestUrl string         `protobuf:"bytes,10,opt,name=manifest_url,json=manifestUrl,proto3" json:"manifest_url,omitempty"` // without a password
+	Socket      string         `protobuf:"bytes,11,opt,name=socket,proto3" json:"socket,omitempty"`
+	Root        string         `protobuf:"bytes,12,opt,name=root,proto3" json:"root,omitempty"`
+	State       string         `protobuf:"bytes,13,opt,name=state,proto3" json:"state,omitempty"`
+	Storage     *StorageInfo   `protobuf:"bytes,14,opt,name=storage,proto3" json:"storage,omitempty"`
+	Runtimes    []*RuntimeInfo `protobuf:"bytes,15,rep,name=runtimes,proto3" json:"runtimes,omitempty"` // the default first
+	Network     *NetworkInfo   `protobuf:"bytes,16,opt,name=network,proto3" json:"network,omitempty"`
+	Host        *HostInfo      `protobuf:"bytes,17,opt,name=host,proto3" json:"host,omitempty"`
+	// Pods include those of CRI.
+	Pods          *Count `protobuf:"bytes,18,opt,name=pods,proto3" json:"pods,omitempty"`
+	Containers    *Count `protobuf:"bytes,19,opt,name=containers,proto3" json:"containers,omitempty"`
+	Images        int32  `protobuf:"varint,20,opt,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InfoResponse) Reset() {
+	*x = InfoResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[100]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InfoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InfoResponse) ProtoMessage() {}
+
+func (x *InfoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[100]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
+func (*InfoResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
+}
+
+func (x *InfoResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetCommit() string {
+	if x != nil {
+		return x.Commit
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetGoVersion() string {
+	if x != nil {
+		return x.GoVersion
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetStartedNs() int64 {
+	if x != nil {
+		return x.StartedNs
+	}
+	return 0
+}
+
+func (x *InfoResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetApiServer() string {
+	if x != nil {
+		return x.ApiServer
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetManifests() string {
+	if x != nil {
+		return x.Manifests
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetManifestUrl() string {
+	if x != nil {
+		return x.ManifestUrl
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetSocket() string {
+	if x != nil {
+		return x.Socket
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetStorage() *StorageInfo {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+func (x *InfoResponse) GetRuntimes() []*RuntimeInfo {
+	if x != nil {
+		return x.Runtimes
+	}
+	return nil
+}
+
+func (x *InfoResponse) GetNetwork() *NetworkInfo {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+func (x *InfoResponse) GetHost() *HostInfo {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *InfoResponse) GetPods() *Count {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *InfoResponse) GetContainers() *Count {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+func (x *InfoResponse) GetImages() int32 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
+type StorageInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshotter   string                 `protobuf:"bytes,1,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
+	Filesystem    string                 `protobuf:"bytes,2,opt,name=filesystem,proto3" json:"filesystem,omitempty"` // that root is on, such as ext4
+	TotalBytes    uint64                 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	FreeBytes     uint64                 `protobuf:"varint,4,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	ImageBytes    int64                  `protobuf:"varint,5,opt,name=image_bytes,json=imageBytes,proto3" json:"image_bytes,omitempty"` // of the images, also unpacked
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StorageInfo) Reset() {
+	*x = StorageInfo{}
+	mi := &file_api_v1_husk_proto_msgTypes[101]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StorageInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StorageInfo) ProtoMessage() {}
+
+func (x *StorageInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[101]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StorageInfo.ProtoReflect.Descriptor instead.
+func (*StorageInfo) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
+}
+
+func (x *StorageInfo) GetSnapshotter() string {
+	if x != nil {
+		return x.Snapshotter
+	}
+	return ""
+}
+
+func (x *StorageInfo) GetFilesystem() string {
+	if x != nil {
+		return x.Filesystem
+	}
+	return ""
+}
+
+func (x *StorageInfo) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *StorageInfo) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *StorageInfo) GetImageBytes() int64 {
+	if x != nil {
+		return x.ImageBytes
+	}
+	return 0
+}
+
+type RuntimeInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Handler       string                 `protobuf:"bytes,1,opt,name=handler,proto3" json:"handler,omitempty"` // empty for the default
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Path          string                 `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	Problem       string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"` // why it can't be used
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuntimeInfo) Reset() {
+	*x = RuntimeInfo{}
+	mi := &file_api_v1_husk_proto_msgTypes[102]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuntimeInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuntimeInfo) ProtoMessage() {}
+
+func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[102]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
+func (*RuntimeInfo) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
+}
+
+func (x *RuntimeInfo) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *RuntimeInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RuntimeInfo) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *RuntimeInfo) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *RuntimeInfo) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type NetworkInfo struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Mode    string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`   // of the built-in network: ptp or bridge
+	Cidrs   []string               `protobuf:"bytes,2,rep,name=cidrs,proto3" json:"cidrs,omitempty"` // of this node's pods
+	Mtu     int32                  `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Store   string                 `protobuf:"bytes,4,opt,name=store,proto3" json:"store,omitempty"`     // of the nodes; none if there is one node
+	Backend string                 `protobuf:"bytes,5,opt,name=backend,proto3" json:"backend,omitempty"` // how pods of other nodes are reached
+	// Networks of CNI configurations, which replace the built-in one.
+	Cni           []string `protobuf:"bytes,6,rep,name=cni,proto3" json:"cni,omitempty"`
+	Policies      bool     `protobuf:"varint,7,opt,name=policies,proto3" json:"policies,omitempty"` // network policies are enforced
+	Services      bool     `protobuf:"varint,8,opt,name=services,proto3" json:"services,omitempty"` // Services are served
+	Problem       string   `protobuf:"bytes,9,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkInfo) Reset() {
+	*x = NetworkInfo{}
+	mi := &file_api_v1_husk_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkInfo) ProtoMessage() {}
+
+func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkInfo.ProtoReflect.Descriptor instead.
+func (*NetworkInfo) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *NetworkInfo) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *NetworkInfo) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
+func (x *NetworkInfo) GetMtu() int32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NetworkInfo) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *NetworkInfo) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *NetworkInfo) GetCni() []string {
+	if x != nil {
+		return x.Cni
+	}
+	return nil
+}
+
+func (x *NetworkInfo) GetPolicies() bool {
+	if x != nil {
+		return x.Policies
+	}
+	return false
+}
+
+func (x *NetworkInfo) GetServices() bool {
+	if x != nil {
+		return x.Services
+	}
+	return false
+}
+
+func (x *NetworkInfo) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type HostInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Os            string                 `protobuf:"bytes,1,opt,name=os,proto3" json:"os,omitempty"` // of /etc/os-release
+	Kernel        string                 `protobuf:"bytes,2,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Architecture  string                 `protobuf:"bytes,3,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	Cpus          int32                  `protobuf:"varint,4,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	MemoryBytes   int64                  `protobuf:"varint,5,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	Cgroups       string                 `protobuf:"bytes,6,opt,name=cgroups,proto3" json:"cgroups,omitempty"` // v1, v2 or hybrid
+	CgroupDriver  string                 `protobuf:"bytes,7,opt,name=cgroup_driver,json=cgroupDriver,proto3" json:"cgroup_driver,omitempty"`
+	Security      []string               `protobuf:"bytes,8,rep,name=security,proto3" json:"security,omitempty"` // seccomp, AppArmor, SELinux
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostInfo) Reset() {
+	*x = HostInfo{}
+	mi := &file_api_v1_husk_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostInfo) ProtoMessage() {}
+
+func (x *HostInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
+func (*HostInfo) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *HostInfo) GetOs() string {
+	if x != nil {
+		return x.Os
+	}
+	return ""
+}
+
+func (x *HostInfo) GetKernel() string {
+	if x != nil {
+		return x.Kernel
+	}
+	return ""
+}
+
+func (x *HostInfo) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *HostInfo) GetCpus() int32 {
+	if x != nil {
+		return x.Cpus
+	}
+	return 0
+}
+
+func (x *HostInfo) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *HostInfo) GetCgroups() string {
+	if x != nil {
+		return x.Cgroups
+	}
+	return ""
+}
+
+func (x *HostInfo) GetCgroupDriver() string {
+	if x != nil {
+		return x.CgroupDriver
+	}
+	return ""
+}
+
+func (x *HostInfo) GetSecurity() []string {
+	if x != nil {
+		return x.Security
+	}
+	return nil
+}
+
+type Count struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Running       int32                  `protobuf:"varint,1,opt,name=running,proto3" json:"running,omitempty"`
+	Total         int32                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Count) Reset() {
+	*x = Count{}
+	mi := &file_api_v1_husk_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Count) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Count) ProtoMessage() {}
+
+func (x *Count) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Count.ProtoReflect.Descriptor instead.
+func (*Count) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
+}
+
+func (x *Count) GetRunning() int32 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *Count) GetTotal() int32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+type DiskUsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsageRequest) Reset() {
+	*x = DiskUsageRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[106]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsageRequest) ProtoMessage() {}
+
+func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[106]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
+func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
+}
+
+type DiskUsageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kinds         []*DiskUse             `protobuf:"bytes,1,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsageResponse) Reset() {
+	*x = DiskUsageResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[107]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsageResponse) ProtoMessage() {}
+
+func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[107]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
+func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
+}
+
+func (x *DiskUsageResponse) GetKinds() []*DiskUse {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+type DiskUse struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Kind             string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // images, containers (their writable layers), volumes or logs
+	Active           int32                  `protobuf:"varint,2,opt,name=active,proto3" json:"active,omitempty"`                                             // number of the items that something uses
+	Bytes            int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                               // that the items take; shared parts count once
+	ReclaimableBytes int64                  `protobuf:"varint,4,opt,name=reclaimable_bytes,json=reclaimableBytes,proto3" json:"reclaimable_bytes,omitempty"` // by Prune with everything
+	Items            []*DiskItem            `protobuf:"bytes,5,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *DiskUse) Reset() {
+	*x = DiskUse{}
+	mi := &file_api_v1_husk_proto_msgTypes[108]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUse) ProtoMessage() {}
+
+func (x *DiskUse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[108]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUse.ProtoReflect.Descriptor instead.
+func (*DiskUse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
+}
+
+func (x *DiskUse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *DiskUse) GetActive() int32 {
+	if x != nil {
+		return x.Active
+	}
+	return 0
+}
+
+func (x *DiskUse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DiskUse) GetReclaimableBytes() int64 {
+	if x != nil {
+		return x.ReclaimableBytes
+	}
+	return 0
+}
+
+func (x *DiskUse) GetItems() []*DiskItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+type DiskItem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Pod           string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`      // that has it
+	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // with parts that it shares
+	Active        bool                   `protobuf:"varint,5,opt,name=active,proto3" json:"active,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskItem) Reset() {
+	*x = DiskItem{}
+	mi := &file_api_v1_husk_proto_msgTypes[109]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskItem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskItem) ProtoMessage() {}
+
+func (x *DiskItem) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[109]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskItem.ProtoReflect.Descriptor instead.
+func (*DiskItem) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
+}
+
+func (x *DiskItem) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DiskItem) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DiskItem) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *DiskItem) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DiskItem) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+type PruneRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AllImages     bool                   `protobuf:"varint,1,opt,name=all_images,json=allImages,proto3" json:"all_images,omitempty"` // also those that have a name
+	Volumes       bool                   `protobuf:"varint,2,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PruneRequest) Reset() {
+	*x = PruneRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneRequest) ProtoMessage() {}
+
+func (x *PruneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
+func (*PruneRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
+}
+
+func (x *PruneRequest) GetAllImages() bool {
+	if x != nil {
+		return x.AllImages
+	}
+	return false
+}
+
+func (x *PruneRequest) GetVolumes() bool {
+	if x != nil {
+		return x.Volumes
+	}
+	return false
+}
+
+type PruneResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// namespace/name of pods, names and IDs of images, namespace/name of volumes.
+	Pods    []string `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty"`
+	Images  []string `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`
+	Volumes []string `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Volumes that no pod uses, but that something declares.
+	DeclaredVolumes []string `protobuf:"bytes,4,rep,name=declared_volumes,json=declaredVolumes,proto3" json:"declared_volumes,omitempty"`
+	FreedBytes      int64    `protobuf:"varint,5,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *PruneResponse) Reset() {
+	*x = PruneResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PruneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PruneResponse) ProtoMessage() {}
+
+func (x *PruneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
+func (*PruneResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *PruneResponse) GetPods() []string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *PruneResponse) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *PruneResponse) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *PruneResponse) GetDeclaredVolumes() []string {
+	if x != nil {
+		return x.DeclaredVolumes
+	}
+	return nil
+}
+
+func (x *PruneResponse) GetFreedBytes() int64 {
+	if x != nil {
+		return x.FreedBytes
+	}
+	return 0
+}
+
+type GenerateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GenerateRequest) Reset() {
+	*x = GenerateRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GenerateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GenerateRequest) ProtoMessage() {}
+
+func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
+func (*GenerateRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
+}
+
+func (x *GenerateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type GenerateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Yaml          []byte                 `protobuf:"bytes,1,opt,name=yaml,proto3" json:"yaml,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GenerateResponse) Reset() {
+	*x = GenerateResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GenerateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GenerateResponse) ProtoMessage() {}
+
+func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
+func (*GenerateResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *GenerateResponse) GetYaml() []byte {
+	if x != nil {
+		return x.Yaml
+	}
+	return nil
+}
+
 var File_api_v1_husk_proto protoreflect.FileDescriptor
 
 const file_api_v1_husk_proto_rawDesc = "" +
@@ -6883,7 +7980,104 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\x05R\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\x05R\bnodePort\x12\x1c\n" +
-	"\tendpoints\x18\x05 \x03(\tR\tendpoints2\xf9\x0e\n" +
+	"\tendpoints\x18\x05 \x03(\tR\tendpoints\"\r\n" +
+	"\vInfoRequest\"\xff\x04\n" +
+	"\fInfoResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
+	"\x06commit\x18\x02 \x01(\tR\x06commit\x12\x1d\n" +
+	"\n" +
+	"go_version\x18\x03 \x01(\tR\tgoVersion\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x05R\x03pid\x12\x1d\n" +
+	"\n" +
+	"started_ns\x18\x05 \x01(\x03R\tstartedNs\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\tR\x04node\x12\x12\n" +
+	"\x04mode\x18\a \x01(\tR\x04mode\x12\x1d\n" +
+	"\n" +
+	"api_server\x18\b \x01(\tR\tapiServer\x12\x1c\n" +
+	"\tmanifests\x18\t \x01(\tR\tmanifests\x12!\n" +
+	"\fmanifest_url\x18\n" +
+	" \x01(\tR\vmanifestUrl\x12\x16\n" +
+	"\x06socket\x18\v \x01(\tR\x06socket\x12\x12\n" +
+	"\x04root\x18\f \x01(\tR\x04root\x12\x14\n" +
+	"\x05state\x18\r \x01(\tR\x05state\x12.\n" +
+	"\astorage\x18\x0e \x01(\v2\x14.husk.v1.StorageInfoR\astorage\x120\n" +
+	"\bruntimes\x18\x0f \x03(\v2\x14.husk.v1.RuntimeInfoR\bruntimes\x12.\n" +
+	"\anetwork\x18\x10 \x01(\v2\x14.husk.v1.NetworkInfoR\anetwork\x12%\n" +
+	"\x04host\x18\x11 \x01(\v2\x11.husk.v1.HostInfoR\x04host\x12\"\n" +
+	"\x04pods\x18\x12 \x01(\v2\x0e.husk.v1.CountR\x04pods\x12.\n" +
+	"\n" +
+	"containers\x18\x13 \x01(\v2\x0e.husk.v1.CountR\n" +
+	"containers\x12\x16\n" +
+	"\x06images\x18\x14 \x01(\x05R\x06images\"\xb0\x01\n" +
+	"\vStorageInfo\x12 \n" +
+	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x1e\n" +
+	"\n" +
+	"filesystem\x18\x02 \x01(\tR\n" +
+	"filesystem\x12\x1f\n" +
+	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x04 \x01(\x04R\tfreeBytes\x12\x1f\n" +
+	"\vimage_bytes\x18\x05 \x01(\x03R\n" +
+	"imageBytes\"\x83\x01\n" +
+	"\vRuntimeInfo\x12\x18\n" +
+	"\ahandler\x18\x01 \x01(\tR\ahandler\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x18\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\"\xdd\x01\n" +
+	"\vNetworkInfo\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x14\n" +
+	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\x12\x10\n" +
+	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\x12\x14\n" +
+	"\x05store\x18\x04 \x01(\tR\x05store\x12\x18\n" +
+	"\abackend\x18\x05 \x01(\tR\abackend\x12\x10\n" +
+	"\x03cni\x18\x06 \x03(\tR\x03cni\x12\x1a\n" +
+	"\bpolicies\x18\a \x01(\bR\bpolicies\x12\x1a\n" +
+	"\bservices\x18\b \x01(\bR\bservices\x12\x18\n" +
+	"\aproblem\x18\t \x01(\tR\aproblem\"\xe8\x01\n" +
+	"\bHostInfo\x12\x0e\n" +
+	"\x02os\x18\x01 \x01(\tR\x02os\x12\x16\n" +
+	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\"\n" +
+	"\farchitecture\x18\x03 \x01(\tR\farchitecture\x12\x12\n" +
+	"\x04cpus\x18\x04 \x01(\x05R\x04cpus\x12!\n" +
+	"\fmemory_bytes\x18\x05 \x01(\x03R\vmemoryBytes\x12\x18\n" +
+	"\acgroups\x18\x06 \x01(\tR\acgroups\x12#\n" +
+	"\rcgroup_driver\x18\a \x01(\tR\fcgroupDriver\x12\x1a\n" +
+	"\bsecurity\x18\b \x03(\tR\bsecurity\"7\n" +
+	"\x05Count\x12\x18\n" +
+	"\arunning\x18\x01 \x01(\x05R\arunning\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x05R\x05total\"\x12\n" +
+	"\x10DiskUsageRequest\";\n" +
+	"\x11DiskUsageResponse\x12&\n" +
+	"\x05kinds\x18\x01 \x03(\v2\x10.husk.v1.DiskUseR\x05kinds\"\xa1\x01\n" +
+	"\aDiskUse\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06active\x18\x02 \x01(\x05R\x06active\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12+\n" +
+	"\x11reclaimable_bytes\x18\x04 \x01(\x03R\x10reclaimableBytes\x12'\n" +
+	"\x05items\x18\x05 \x03(\v2\x11.husk.v1.DiskItemR\x05items\"n\n" +
+	"\bDiskItem\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06active\x18\x05 \x01(\bR\x06active\"G\n" +
+	"\fPruneRequest\x12\x1d\n" +
+	"\n" +
+	"all_images\x18\x01 \x01(\bR\tallImages\x12\x18\n" +
+	"\avolumes\x18\x02 \x01(\bR\avolumes\"\xa1\x01\n" +
+	"\rPruneResponse\x12\x12\n" +
+	"\x04pods\x18\x01 \x03(\tR\x04pods\x12\x16\n" +
+	"\x06images\x18\x02 \x03(\tR\x06images\x12\x18\n" +
+	"\avolumes\x18\x03 \x03(\tR\avolumes\x12)\n" +
+	"\x10declared_volumes\x18\x04 \x03(\tR\x0fdeclaredVolumes\x12\x1f\n" +
+	"\vfreed_bytes\x18\x05 \x01(\x03R\n" +
+	"freedBytes\"%\n" +
+	"\x0fGenerateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
+	"\x10GenerateResponse\x12\x12\n" +
+	"\x04yaml\x18\x01 \x01(\fR\x04yaml2\xf9\x0e\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -6931,7 +8125,14 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\n" +
 	"RemoveFile\x12\x1a.husk.v1.RemoveFileRequest\x1a\x18.husk.v1.RemoveFileEvent0\x012W\n" +
 	"\bServices\x12K\n" +
-	"\fListServices\x12\x1c.husk.v1.ListServicesRequest\x1a\x1d.husk.v1.ListServicesResponseB%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
+	"\fListServices\x12\x1c.husk.v1.ListServicesRequest\x1a\x1d.husk.v1.ListServicesResponse2=\n" +
+	"\x06System\x123\n" +
+	"\x04Info\x12\x14.husk.v1.InfoRequest\x1a\x15.husk.v1.InfoResponse2\x85\x01\n" +
+	"\aStorage\x12B\n" +
+	"\tDiskUsage\x12\x19.husk.v1.DiskUsageRequest\x1a\x1a.husk.v1.DiskUsageResponse\x126\n" +
+	"\x05Prune\x12\x15.husk.v1.PruneRequest\x1a\x16.husk.v1.PruneResponse2L\n" +
+	"\tManifests\x12?\n" +
+	"\bGenerate\x12\x18.husk.v1.GenerateRequest\x1a\x19.husk.v1.GenerateResponseB%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
 var (
 	file_api_v1_husk_proto_rawDescOnce sync.Once
@@ -6945,7 +8146,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -7046,125 +8247,156 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*ListServicesResponse)(nil),      // 96: husk.v1.ListServicesResponse
 	(*Service)(nil),                   // 97: husk.v1.Service
 	(*ServicePort)(nil),               // 98: husk.v1.ServicePort
-	nil,                               // 99: husk.v1.Pod.LabelsEntry
+	(*InfoRequest)(nil),               // 99: husk.v1.InfoRequest
+	(*InfoResponse)(nil),              // 100: husk.v1.InfoResponse
+	(*StorageInfo)(nil),               // 101: husk.v1.StorageInfo
+	(*RuntimeInfo)(nil),               // 102: husk.v1.RuntimeInfo
+	(*NetworkInfo)(nil),               // 103: husk.v1.NetworkInfo
+	(*HostInfo)(nil),                  // 104: husk.v1.HostInfo
+	(*Count)(nil),                     // 105: husk.v1.Count
+	(*DiskUsageRequest)(nil),          // 106: husk.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),         // 107: husk.v1.DiskUsageResponse
+	(*DiskUse)(nil),                   // 108: husk.v1.DiskUse
+	(*DiskItem)(nil),                  // 109: husk.v1.DiskItem
+	(*PruneRequest)(nil),              // 110: husk.v1.PruneRequest
+	(*PruneResponse)(nil),             // 111: husk.v1.PruneResponse
+	(*GenerateRequest)(nil),           // 112: husk.v1.GenerateRequest
+	(*GenerateResponse)(nil),          // 113: husk.v1.GenerateResponse
+	nil,                               // 114: husk.v1.Pod.LabelsEntry
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
-	38, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
-	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
-	99, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
-	4,  // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
-	14, // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
-	24, // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
-	25, // 6: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
-	25, // 7: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	27, // 8: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	31, // 9: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
-	35, // 10: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
-	37, // 11: husk.v1.PodUsage.total:type_name -> husk.v1.Used
-	36, // 12: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
-	37, // 13: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
-	39, // 14: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	38, // 15: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	43, // 16: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	43, // 17: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	52, // 18: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	57, // 19: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
-	58, // 20: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	63, // 21: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
-	64, // 22: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
-	64, // 23: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
-	65, // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
-	68, // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
-	71, // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	82, // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	92, // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	97, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
-	98, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
-	0,  // 31: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 32: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 33: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 34: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 35: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 36: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	15, // 37: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
-	17, // 38: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
-	18, // 39: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19, // 40: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	21, // 41: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	23, // 42: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	23, // 43: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	28, // 44: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	30, // 45: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	33, // 46: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	40, // 47: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	41, // 48: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	44, // 49: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	46, // 50: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	48, // 51: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	50, // 52: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	53, // 53: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	55, // 54: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	59, // 55: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	61, // 56: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	66, // 57: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	69, // 58: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	72, // 59: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	74, // 60: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
-	76, // 61: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
-	78, // 62: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
-	80, // 63: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	88, // 64: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	83, // 65: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	84, // 66: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	86, // 67: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	90, // 68: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	93, // 69: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	95, // 70: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
-	1,  // 71: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 72: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 73: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 74: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 75: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 76: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 77: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 78: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 79: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	20, // 80: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	22, // 81: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	26, // 82: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	26, // 83: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	29, // 84: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	32, // 85: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	34, // 86: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	42, // 87: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	42, // 88: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	45, // 89: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	47, // 90: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	49, // 91: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	51, // 92: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	54, // 93: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	56, // 94: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	60, // 95: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	62, // 96: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	67, // 97: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	70, // 98: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	73, // 99: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	75, // 100: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
-	77, // 101: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
-	79, // 102: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
-	81, // 103: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	89, // 104: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	82, // 105: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	85, // 106: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	87, // 107: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	91, // 108: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	94, // 109: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	96, // 110: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
-	71, // [71:111] is the sub-list for method output_type
-	31, // [31:71] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	38,  // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
+	5,   // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
+	114, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
+	4,   // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
+	14,  // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
+	24,  // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
+	25,  // 6: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
+	25,  // 7: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
+	27,  // 8: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	31,  // 9: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
+	35,  // 10: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
+	37,  // 11: husk.v1.PodUsage.total:type_name -> husk.v1.Used
+	36,  // 12: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
+	37,  // 13: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
+	39,  // 14: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	38,  // 15: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	43,  // 16: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	43,  // 17: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	52,  // 18: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	57,  // 19: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
+	58,  // 20: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
+	63,  // 21: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
+	64,  // 22: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
+	64,  // 23: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
+	65,  // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
+	68,  // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	71,  // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	82,  // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	92,  // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	97,  // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	98,  // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	101, // 31: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
+	102, // 32: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
+	103, // 33: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
+	104, // 34: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
+	105, // 35: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
+	105, // 36: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
+	108, // 37: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
+	109, // 38: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
+	0,   // 39: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,   // 40: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,   // 41: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,   // 42: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10,  // 43: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12,  // 44: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15,  // 45: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17,  // 46: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18,  // 47: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19,  // 48: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	21,  // 49: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	23,  // 50: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	23,  // 51: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	28,  // 52: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	30,  // 53: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	33,  // 54: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	40,  // 55: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	41,  // 56: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	44,  // 57: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	46,  // 58: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	48,  // 59: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	50,  // 60: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	53,  // 61: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	55,  // 62: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	59,  // 63: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	61,  // 64: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	66,  // 65: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	69,  // 66: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	72,  // 67: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	74,  // 68: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
+	76,  // 69: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
+	78,  // 70: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
+	80,  // 71: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	88,  // 72: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	83,  // 73: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	84,  // 74: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	86,  // 75: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	90,  // 76: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	93,  // 77: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	95,  // 78: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	99,  // 79: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
+	106, // 80: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
+	110, // 81: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
+	112, // 82: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
+	1,   // 83: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,   // 84: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,   // 85: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,   // 86: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11,  // 87: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13,  // 88: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16,  // 89: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14,  // 90: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14,  // 91: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	20,  // 92: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	22,  // 93: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	26,  // 94: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	26,  // 95: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	29,  // 96: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	32,  // 97: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	34,  // 98: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	42,  // 99: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	42,  // 100: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	45,  // 101: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	47,  // 102: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	49,  // 103: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	51,  // 104: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	54,  // 105: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	56,  // 106: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	60,  // 107: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	62,  // 108: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	67,  // 109: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	70,  // 110: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	73,  // 111: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	75,  // 112: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
+	77,  // 113: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
+	79,  // 114: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
+	81,  // 115: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	89,  // 116: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	82,  // 117: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	85,  // 118: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	87,  // 119: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	91,  // 120: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	94,  // 121: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	96,  // 122: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	100, // 123: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
+	107, // 124: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
+	111, // 125: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
+	113, // 126: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
+	83,  // [83:127] is the sub-list for method output_type
+	39,  // [39:83] is the sub-list for method input_type
+	39,  // [39:39] is the sub-list for extension type_name
+	39,  // [39:39] is the sub-list for extension extendee
+	0,   // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -7194,9 +8426,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   100,
+			NumMessages:   115,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   8,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

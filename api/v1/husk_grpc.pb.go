@@ -1954,3 +1954,369 @@ var Services_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "api/v1/husk.proto",
 }
+
+const (
+	System_Info_FullMethodName = "/husk.v1.System/Info"
+)
+
+// SystemClient is the client API for System service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// System has what concerns huskd and its node as a whole.
+type SystemClient interface {
+	// Info returns what huskd is, what it runs with, and what the node has.
+	Info(ctx context.Context, in *InfoRequest, opts ...grpc.CallOption) (*InfoResponse, error)
+}
+
+type systemClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSystemClient(cc grpc.ClientConnInterface) SystemClient {
+	return &systemClient{cc}
+}
+
+func (c *systemClient) Info(ctx context.Context, in *InfoRequest, opts ...grpc.CallOption) (*InfoResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InfoResponse)
+	err := c.cc.Invoke(ctx, System_Info_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// SystemServer is the server API for System service.
+// All implementations must embed UnimplementedSystemServer
+// for forward compatibility.
+//
+// System has what concerns huskd and its node as a whole.
+type SystemServer interface {
+	// Info returns what huskd is, what it runs with, and what the node has.
+	Info(context.Context, *InfoRequest) (*InfoResponse, error)
+	mustEmbedUnimplementedSystemServer()
+}
+
+// UnimplementedSystemServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSystemServer struct{}
+
+func (UnimplementedSystemServer) Info(context.Context, *InfoRequest) (*InfoResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Info not implemented")
+}
+func (UnimplementedSystemServer) mustEmbedUnimplementedSystemServer() {}
+func (UnimplementedSystemServer) testEmbeddedByValue()                {}
+
+// UnsafeSystemServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SystemServer will
+// result in compilation errors.
+type UnsafeSystemServer interface {
+	mustEmbedUnimplementedSystemServer()
+}
+
+func RegisterSystemServer(s grpc.ServiceRegistrar, srv SystemServer) {
+	// If the following call panics, it indicates UnimplementedSystemServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&System_ServiceDesc, srv)
+}
+
+func _System_Info_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InfoRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SystemServer).Info(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: System_Info_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SystemServer).Info(ctx, req.(*InfoRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// System_ServiceDesc is the grpc.ServiceDesc for System service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var System_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.System",
+	HandlerType: (*SystemServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Info",
+			Handler:    _System_Info_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
+	Storage_DiskUsage_FullMethodName = "/husk.v1.Storage/DiskUsage"
+	Storage_Prune_FullMethodName     = "/husk.v1.Storage/Prune"
+)
+
+// StorageClient is the client API for Storage service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Storage has what takes space on the node's disk.
+type StorageClient interface {
+	// DiskUsage measures it. That takes as long as it takes to walk the directories.
+	DiskUsage(ctx context.Context, in *DiskUsageRequest, opts ...grpc.CallOption) (*DiskUsageResponse, error)
+	// Prune removes pods of husk run that have ended or were stopped, images and volumes. It keeps
+	// what a manifest or a kept object declares, and pods of other sources.
+	Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error)
+}
+
+type storageClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewStorageClient(cc grpc.ClientConnInterface) StorageClient {
+	return &storageClient{cc}
+}
+
+func (c *storageClient) DiskUsage(ctx context.Context, in *DiskUsageRequest, opts ...grpc.CallOption) (*DiskUsageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DiskUsageResponse)
+	err := c.cc.Invoke(ctx, Storage_DiskUsage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *storageClient) Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PruneResponse)
+	err := c.cc.Invoke(ctx, Storage_Prune_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// StorageServer is the server API for Storage service.
+// All implementations must embed UnimplementedStorageServer
+// for forward compatibility.
+//
+// Storage has what takes space on the node's disk.
+type StorageServer interface {
+	// DiskUsage measures it. That takes as long as it takes to walk the directories.
+	DiskUsage(context.Context, *DiskUsageRequest) (*DiskUsageResponse, error)
+	// Prune removes pods of husk run that have ended or were stopped, images and volumes. It keeps
+	// what a manifest or a kept object declares, and pods of other sources.
+	Prune(context.Context, *PruneRequest) (*PruneResponse, error)
+	mustEmbedUnimplementedStorageServer()
+}
+
+// UnimplementedStorageServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedStorageServer struct{}
+
+func (UnimplementedStorageServer) DiskUsage(context.Context, *DiskUsageRequest) (*DiskUsageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DiskUsage not implemented")
+}
+func (UnimplementedStorageServer) Prune(context.Context, *PruneRequest) (*PruneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Prune not implemented")
+}
+func (UnimplementedStorageServer) mustEmbedUnimplementedStorageServer() {}
+func (UnimplementedStorageServer) testEmbeddedByValue()                 {}
+
+// UnsafeStorageServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to StorageServer will
+// result in compilation errors.
+type UnsafeStorageServer interface {
+	mustEmbedUnimplementedStorageServer()
+}
+
+func RegisterStorageServer(s grpc.ServiceRegistrar, srv StorageServer) {
+	// If the following call panics, it indicates UnimplementedStorageServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Storage_ServiceDesc, srv)
+}
+
+func _Storage_DiskUsage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiskUsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServer).DiskUsage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Storage_DiskUsage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServer).DiskUsage(ctx, req.(*DiskUsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Storage_Prune_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PruneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServer).Prune(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Storage_Prune_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServer).Prune(ctx, req.(*PruneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Storage_ServiceDesc is the grpc.ServiceDesc for Storage service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Storage_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Storage",
+	HandlerType: (*StorageServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "DiskUsage",
+			Handler:    _Storage_DiskUsage_Handler,
+		},
+		{
+			MethodName: "Prune",
+			Handler:    _Storage_Prune_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
+	Manifests_Generate_FullMethodName = "/husk.v1.Manifests/Generate"
+)
+
+// ManifestsClient is the client API for Manifests service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Manifests writes manifests of what there is.
+type ManifestsClient interface {
+	// Generate returns the manifest of a pod as YAML: what it was given, without defaults.
+	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (*GenerateResponse, error)
+}
+
+type manifestsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewManifestsClient(cc grpc.ClientConnInterface) ManifestsClient {
+	return &manifestsClient{cc}
+}
+
+func (c *manifestsClient) Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (*GenerateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GenerateResponse)
+	err := c.cc.Invoke(ctx, Manifests_Generate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ManifestsServer is the server API for Manifests service.
+// All implementations must embed UnimplementedManifestsServer
+// for forward compatibility.
+//
+// Manifests writes manifests of what there is.
+type ManifestsServer interface {
+	// Generate returns the manifest of a pod as YAML: what it was given, without defaults.
+	Generate(context.Context, *GenerateRequest) (*GenerateResponse, error)
+	mustEmbedUnimplementedManifestsServer()
+}
+
+// UnimplementedManifestsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedManifestsServer struct{}
+
+func (UnimplementedManifestsServer) Generate(context.Context, *GenerateRequest) (*GenerateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Generate not implemented")
+}
+func (UnimplementedManifestsServer) mustEmbedUnimplementedManifestsServer() {}
+func (UnimplementedManifestsServer) testEmbeddedByValue()                   {}
+
+// UnsafeManifestsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ManifestsServer will
+// result in compilation errors.
+type UnsafeManifestsServer interface {
+	mustEmbedUnimplementedManifestsServer()
+}
+
+func RegisterManifestsServer(s grpc.ServiceRegistrar, srv ManifestsServer) {
+	// If the following call panics, it indicates UnimplementedManifestsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Manifests_ServiceDesc, srv)
+}
+
+func _Manifests_Generate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GenerateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManifestsServer).Generate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manifests_Generate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManifestsServer).Generate(ctx, req.(*GenerateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Manifests_ServiceDesc is the grpc.ServiceDesc for Manifests service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Manifests_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Manifests",
+	HandlerType: (*ManifestsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Generate",
+			Handler:    _Manifests_Generate_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/v1/husk.proto",
+}

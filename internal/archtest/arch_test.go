@@ -40,7 +40,7 @@ var fieldMaxima = map[string]int{
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
 var packageMaxima = map[string]int{
 	// It wires every part of huskd, and decides nothing.
-	"internal/daemon": 3150,
+	"internal/daemon": 3200,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
 	"internal/agent": 2975,
@@ -218,7 +218,7 @@ var fanOutMaxima = map[string]int{
 	"internal/api": 23,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
-	"internal/cli": 19,
+	"internal/cli": 21,
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 19,
 	// It calls drivers itself that adapters in daemon would only forward to.

@@ -178,6 +178,7 @@ var layer = map[string]int{
 	"internal/cli/usageerror":           pure,
 	"internal/cli/netcmd":               edge,
 	"internal/cli/workloadcmd":          edge,
+	"internal/cli/systemcmd":            edge,
 	"internal/cli/volumecmd":            edge,
 	"internal/cli/render":               pure,
 	"internal/cli/session":              driver,
@@ -214,6 +215,7 @@ var layer = map[string]int{
 	"internal/network/serviceproxy":      agent,
 	"internal/api/podref":                edge,
 	"internal/api/serviceapi":            edge,
+	"internal/api/systemapi":             edge,
 	"internal/network/balancer":          owner,
 }
 
@@ -269,7 +271,7 @@ var allowed = map[string][]string{
 	"internal/network/kernelwatch":      {"internal/netns", "internal/network/nlsock", "internal/network/rtnetlink"},
 	"internal/network/preflight":        {"internal/network/nlsock"},
 	"internal/netns/netnstest":          {"internal/netns"},
-	"internal/cli":                      {"internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
+	"internal/cli":                      {"internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
 	"internal/cli/session":              {"internal/cli/terminal"},
 	"internal/cli/portforward":          {"internal/cli/client"},
 	"internal/cli/flags":                {"internal/cli/terminal"},

@@ -23,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/cli/help"
 	"github.com/huskd/husk/internal/cli/imagecmd"
 	"github.com/huskd/husk/internal/cli/lifecyclecmd"
+	"github.com/huskd/husk/internal/cli/systemcmd"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/cli/volumecmd"
@@ -198,6 +199,7 @@ husk exec -it web -- sh`,
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
 	add(groupImages, imagecmd.New(imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}), volumecmd.New(volumes))
 	add(groupNet, newNet(a))
+	add(groupHuskd, systemcmd.New(systemcmd.App{In: a.in, Out: a.out, Errs: a.errs, WithClient: a.withClient})...)
 	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))
 	root.AddCommand(newCompletion())
 	return root

@@ -450,6 +450,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 			end()
 		},
 	})
+	registerSystem(d, server)
 	d.registerCRI(server)
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {

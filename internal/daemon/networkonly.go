@@ -69,7 +69,7 @@ func (d *daemon) openNetworkOnly(ctx context.Context) error {
 }
 
 // networkMethods are the methods of huskd's API that concern the network.
-var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListPolicies", "ListServices", "ExplainConnection", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
+var networkMethods = []string{"Version", "Info", "NetworkStatus", "RotateKey", "ListPolicies", "ListServices", "ExplainConnection", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
 
 func refusal(method string) error {
 	if slices.Contains(networkMethods, path.Base(method)) {
@@ -104,6 +104,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 			cancel()
 		},
 	})
+	registerSystem(d, server)
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {
 		return err

@@ -22,6 +22,7 @@ func TestConformance(t *testing.T) {
 	defer cc.Close()
 	huskdtest.Conformance(t, huskdtest.Fixture{
 		Client:   huskv1.NewHuskClient(cc),
+		System:   huskv1.NewSystemClient(cc),
 		Manifest: []byte("{kind: Pod, apiVersion: v1, metadata: {name: web}, spec: {containers: [{name: app, image: 'localhost/web:1', command: [cat], stdin: true}]}}"),
 		Pod:      "web",
 		Cat:      []string{"cat"},

@@ -36,6 +36,8 @@ var immediate = map[string]bool{
 	huskv1.Volumes_ListVolumes_FullMethodName:   true,
 	huskv1.Objects_ListObjects_FullMethodName:   true,
 	huskv1.Services_ListServices_FullMethodName: true,
+	huskv1.System_Info_FullMethodName:           true,
+	huskv1.Manifests_Generate_FullMethodName:    true,
 }
 
 // connectTimeout is how long a listening huskd may take to complete the HTTP/2 handshake.
@@ -54,6 +56,9 @@ type Client struct {
 	huskv1.VolumesClient
 	huskv1.ObjectsClient
 	huskv1.ServicesClient
+	huskv1.SystemClient
+	huskv1.StorageClient
+	huskv1.ManifestsClient
 	cc     *grpc.ClientConn
 	socket string
 	denied atomic.Bool // we may not open the socket
@@ -83,7 +88,9 @@ func New(socket string) (*Client, error) {
 		return nil, AddressError(err.Error())
 	}
 	conn := explainingConn{c}
-	c.HuskClient, c.LifecycleClient, c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn), huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
+	c.HuskClient, c.LifecycleClient, c.VolumesClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn), huskv1.NewVolumesClient(conn)
+	c.ObjectsClient, c.ServicesClient = huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
+	c.SystemClient, c.StorageClient, c.ManifestsClient = huskv1.NewSystemClient(conn), huskv1.NewStorageClient(conn), huskv1.NewManifestsClient(conn)
 	return c, nil
 }
 

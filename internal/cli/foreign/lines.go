@@ -73,10 +73,12 @@ docker compose up -d => husk run shop.yaml
 docker compose down => husk rm -f shop.yaml
 docker system prune => husk image prune
 docker version => =
+docker info => =
 docker cp web:/etc/hosts . => husk exec -i web -- tar -cf - /etc/hosts
 docker swarm init =>
 podman run --rm -it alpine sh => =
 podman run -d --hostname front --label tier=web nginx => =
+podman info => =
 podman ps => =
 podman ps -a => =
 podman ps -q => =
@@ -171,7 +173,7 @@ crictl stopp 3f2a1b4c5d6e => husk stop 3f2a1b4c5d6e
 crictl rmp 3f2a1b4c5d6e => husk rm 3f2a1b4c5d6e
 crictl runp pod.json => husk run web.yaml
 crictl stats => husk top
-crictl info => husk version
+crictl info => =
 crictl imagefsinfo => husk image ls
 ctr -n k8s.io images ls => husk image ls
 ctr images pull quay.io/me/web:1 => husk image pull quay.io/me/web:1

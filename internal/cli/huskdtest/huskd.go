@@ -84,6 +84,7 @@ func (h *Huskd) Listen(path string) error {
 	server := h.server
 	h.mu.Unlock()
 	huskv1.RegisterHuskServer(server, h)
+	huskv1.RegisterSystemServer(server, system{h: h})
 	go func() { _ = server.Serve(l) }() // ended by Close
 	return nil
 }

@@ -33,6 +33,7 @@ func TestConformance(t *testing.T) {
 	t.Cleanup(func() { cc.Close() })
 	Conformance(t, Fixture{
 		Client:   huskv1.NewHuskClient(cc),
+		System:   huskv1.NewSystemClient(cc),
 		Manifest: []byte("{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: localhost/web:latest, command: [cat], stdin: true}]}}"),
 		Pod:      "web",
 		Cat:      []string{"cat"},

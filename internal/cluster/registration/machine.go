@@ -52,7 +52,7 @@ func (m Machine) Object() *corev1.Node {
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: m.Port}},
 			NodeInfo: corev1.NodeSystemInfo{
 				MachineID: machineID(), SystemUUID: systemUUID("/"), BootID: m.Facts.BootID,
-				KernelVersion: m.Facts.Kernel, OSImage: osImage(), OperatingSystem: operatingSystem, Architecture: architecture,
+				KernelVersion: m.Facts.Kernel, OSImage: OSImage(), OperatingSystem: operatingSystem, Architecture: architecture,
 				ContainerRuntimeVersion: "husk://" + version.Version, KubeletVersion: fitVersion(""),
 			},
 		},
@@ -97,8 +97,8 @@ func systemUUID(root string) string {
 	return firstLine(paths...)
 }
 
-// osImage returns the name of the distribution: see os-release(5).
-func osImage() string {
+// OSImage returns the name of the distribution: see os-release(5).
+func OSImage() string {
 	content, _ := os.ReadFile("/etc/os-release")
 	for l := range strings.Lines(string(content)) {
 		if name, ok := strings.CutPrefix(l, "PRETTY_NAME="); ok {

@@ -1,0 +1,33 @@
+package huskdtest
+
+import (
+	"testing"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+)
+
+// info tests that the node is described, and that the running pod counts.
+func (f Fixture) info(t *testing.T) {
+	r, err := f.System.Info(t.Context(), &huskv1.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Version == "" || r.Pid == 0 || r.StartedNs == 0 || r.Node == "" || r.Mode != "standalone" || r.Socket == "" || r.Root == "" || r.State == "" {
+		t.Errorf("huskd: %v", r)
+	}
+	if s := r.GetStorage(); s.GetSnapshotter() == "" || s.GetTotalBytes() == 0 || s.GetFreeBytes() == 0 || s.GetImageBytes() == 0 || r.Images == 0 {
+		t.Errorf("storage: %v", s)
+	}
+	if len(r.Runtimes) == 0 || r.Runtimes[0].Handler != "" || r.Runtimes[0].Name == "" || r.Runtimes[0].Version == "" {
+		t.Errorf("runtimes: %v", r.Runtimes)
+	}
+	if n := r.GetNetwork(); n.GetMode() == "" || len(n.GetCidrs()) == 0 || n.GetMtu() == 0 || n.GetStore() != "none" {
+		t.Errorf("network: %v", n)
+	}
+	if h := r.GetHost(); h.GetOs() == "" || h.GetKernel() == "" || h.GetArchitecture() == "" || h.GetCpus() == 0 || h.GetMemoryBytes() == 0 || h.GetCgroups() == "" || h.GetCgroupDriver() == "" {
+		t.Errorf("host: %v", h)
+	}
+	if r.GetPods().GetRunning() != 1 || r.GetPods().GetTotal() != 1 || r.GetContainers().GetRunning() != 1 {
+		t.Errorf("pods %v, containers %v", r.Pods, r.Containers)
+	}
+}
