@@ -79,6 +79,7 @@ var layer = map[string]int{
 	"internal/dns/forward":              driver,
 	"internal/dns/nameserver":           driver,
 	"internal/workload":                 pure,
+	"internal/manifest/minimal":         pure,
 	"internal/workload/convert":         pure,
 	"internal/workload/controller":      agent,
 	"internal/manifest":                 pure,
@@ -179,6 +180,7 @@ var layer = map[string]int{
 	"internal/cli/netcmd":               edge,
 	"internal/cli/workloadcmd":          edge,
 	"internal/cli/systemcmd":            edge,
+	"internal/cli/generatecmd":          edge,
 	"internal/cli/volumecmd":            edge,
 	"internal/cli/render":               pure,
 	"internal/cli/session":              driver,
@@ -216,6 +218,7 @@ var layer = map[string]int{
 	"internal/api/podref":                edge,
 	"internal/api/serviceapi":            edge,
 	"internal/api/systemapi":             edge,
+	"internal/api/manifestapi":           edge,
 	"internal/network/balancer":          owner,
 }
 
@@ -271,7 +274,8 @@ var allowed = map[string][]string{
 	"internal/network/kernelwatch":      {"internal/netns", "internal/network/nlsock", "internal/network/rtnetlink"},
 	"internal/network/preflight":        {"internal/network/nlsock"},
 	"internal/netns/netnstest":          {"internal/netns"},
-	"internal/cli":                      {"internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
+	"internal/api/manifestapi":          {"internal/api/podref"},
+	"internal/cli":                      {"internal/cli/generatecmd", "internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
 	"internal/cli/session":              {"internal/cli/terminal"},
 	"internal/cli/portforward":          {"internal/cli/client"},
 	"internal/cli/flags":                {"internal/cli/terminal"},
@@ -280,6 +284,7 @@ var allowed = map[string][]string{
 	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
 	"internal/manifest":                 {"internal/manifest/claim", "internal/manifest/document", "internal/manifest/fields", "internal/manifest/identity", "internal/manifest/kinds", "internal/network/policy", "internal/network/policy/accept", "internal/network/service", "internal/network/service/accept", "internal/workload", "internal/workload/convert"},
 	"internal/workload":                 {"internal/manifest/claim"},
+	"internal/manifest/minimal":         {"internal/manifest"},
 	"internal/workload/convert":         {"internal/workload"},
 	"internal/workload/controller":      {"internal/agent", "internal/agent/source"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},

@@ -451,6 +451,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		},
 	})
 	registerSystem(d, server)
+	registerManifests(d, server)
 	d.registerCRI(server)
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/api/manifestapi"
 	"github.com/huskd/husk/internal/api/systemapi"
 	"github.com/huskd/husk/internal/cluster/registration"
 	"github.com/huskd/husk/internal/config"
@@ -18,6 +19,11 @@ func registerSystem(d *daemon, to grpc.ServiceRegistrar) {
 		Describe: func() *huskv1.InfoResponse { return describe(d) },
 		Agent:    d.agent, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 	})
+}
+
+// registerManifests registers the part of the API that writes manifests.
+func registerManifests(d *daemon, to grpc.ServiceRegistrar) {
+	huskv1.RegisterManifestsServer(to, &manifestapi.Server{Agent: d.agent})
 }
 
 // describe returns what the configuration, the host and the network say.

@@ -21,14 +21,15 @@ func TestConformance(t *testing.T) {
 	}
 	defer cc.Close()
 	huskdtest.Conformance(t, huskdtest.Fixture{
-		Client:   huskv1.NewHuskClient(cc),
-		System:   huskv1.NewSystemClient(cc),
-		Manifest: []byte("{kind: Pod, apiVersion: v1, metadata: {name: web}, spec: {containers: [{name: app, image: 'localhost/web:1', command: [cat], stdin: true}]}}"),
-		Pod:      "web",
-		Cat:      []string{"cat"},
-		Exit7:    []string{"sh", "-c", "exit 7"},
-		Both:     []string{"sh", "-c", "echo to stdout; echo to stderr >&2"},
-		Missing:  []string{"nothing"},
+		Client:    huskv1.NewHuskClient(cc),
+		System:    huskv1.NewSystemClient(cc),
+		Manifests: huskv1.NewManifestsClient(cc),
+		Manifest:  []byte("{kind: Pod, apiVersion: v1, metadata: {name: web}, spec: {containers: [{name: app, image: 'localhost/web:1', command: [cat], stdin: true}]}}"),
+		Pod:       "web",
+		Cat:       []string{"cat"},
+		Exit7:     []string{"sh", "-c", "exit 7"},
+		Both:      []string{"sh", "-c", "echo to stdout; echo to stderr >&2"},
+		Missing:   []string{"nothing"},
 	})
 	_ = cc.Close()
 	d.Stop()

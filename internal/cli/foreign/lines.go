@@ -90,7 +90,8 @@ podman pod inspect shop => husk inspect shop
 podman kube play web.yaml => husk run web.yaml
 podman play kube web.yaml => husk run web.yaml
 podman kube down web.yaml => husk rm -f web.yaml
-podman kube generate web => husk inspect web
+podman kube generate web => husk generate web
+podman generate kube web => =
 podman generate systemd web =>
 podman images => husk image ls
 podman rmi web:1 => husk image rm web:1

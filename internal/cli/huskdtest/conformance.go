@@ -18,8 +18,9 @@ import (
 
 // Fixture describes the huskd that Conformance tests.
 type Fixture struct {
-	Client huskv1.HuskClient
-	System huskv1.SystemClient
+	Client    huskv1.HuskClient
+	System    huskv1.SystemClient
+	Manifests huskv1.ManifestsClient
 	// Manifest describes one pod in the namespace default, named Pod, with one container that runs
 	// until it is stopped. It reads standard input and has no terminal.
 	Manifest []byte
@@ -42,6 +43,7 @@ func Conformance(t *testing.T, f Fixture) {
 	t.Run("list", func(t *testing.T) { f.list(ctx, t, false, "Running") })
 	t.Run("attachments", func(t *testing.T) { f.attachments(ctx, t, 1) })
 	t.Run("info", f.info)
+	t.Run("generate", f.generate)
 	t.Run("exec", f.exec)
 	t.Run("attach", f.attach)
 	t.Run("logs", f.logs)

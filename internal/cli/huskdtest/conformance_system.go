@@ -3,6 +3,8 @@ package huskdtest
 import (
 	"testing"
 
+	"google.golang.org/grpc/codes"
+
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
@@ -30,4 +32,19 @@ func (f Fixture) info(t *testing.T) {
 	if r.GetPods().GetRunning() != 1 || r.GetPods().GetTotal() != 1 || r.GetContainers().GetRunning() != 1 {
 		t.Errorf("pods %v, containers %v", r.Pods, r.Containers)
 	}
+}
+
+// generate tests that a pod's manifest is that of the pod.
+func (f Fixture) generate(t *testing.T) {
+	r, err := f.Manifests.Generate(t.Context(), &huskv1.GenerateRequest{Name: f.Pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Manifest = r.Yaml
+	again := f.events(t.Context(), t, true)
+	if ev := again[len(again)-1]; !ev.Unchanged || !ev.Ready {
+		t.Errorf("run again: %v\n%s", ev, r.Yaml)
+	}
+	_, err = f.Manifests.Generate(t.Context(), &huskv1.GenerateRequest{Name: "no-such-pod"})
+	wantCode(t, err, codes.NotFound)
 }

@@ -32,13 +32,14 @@ func TestConformance(t *testing.T) {
 	}
 	t.Cleanup(func() { cc.Close() })
 	Conformance(t, Fixture{
-		Client:   huskv1.NewHuskClient(cc),
-		System:   huskv1.NewSystemClient(cc),
-		Manifest: []byte("{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: localhost/web:latest, command: [cat], stdin: true}]}}"),
-		Pod:      "web",
-		Cat:      []string{"cat"},
-		Exit7:    []string{"exit", "7"},
-		Both:     []string{"both"},
-		Missing:  []string{"nothing"},
+		Client:    huskv1.NewHuskClient(cc),
+		System:    huskv1.NewSystemClient(cc),
+		Manifests: huskv1.NewManifestsClient(cc),
+		Manifest:  []byte("{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: localhost/web:latest, command: [cat], stdin: true}]}}"),
+		Pod:       "web",
+		Cat:       []string{"cat"},
+		Exit7:     []string{"exit", "7"},
+		Both:      []string{"both"},
+		Missing:   []string{"nothing"},
 	})
 }
