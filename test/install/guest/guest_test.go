@@ -125,6 +125,12 @@ func TestInstall(t *testing.T) {
 	if now := containers(t); now != before {
 		t.Errorf("after huskd was killed the containers are\n%s\nbefore\n%s", now, before)
 	}
+	running := func() bool {
+		out, _ := exec.Command("husk", "ps").CombinedOutput()
+		return strings.Count(string(out), "1/1") == 2
+	}
+	run(t, "sh", "-c", "husk shutdown && systemctl start huskd")
+	eventually(t, "the pods run again after a start right after the shutdown", running)
 	run(t, "husk", "shutdown")
 	eventually(t, "huskd ends", func() bool { return run(t, "systemctl", "show", "-P", "ActiveState", "huskd") == "inactive" })
 	time.Sleep(3 * time.Second) // RestartSec is 1
@@ -134,14 +140,8 @@ func TestInstall(t *testing.T) {
 	if err := os.Remove(order); err != nil {
 		t.Error(err)
 	}
-	running := func() bool {
-		out, _ := exec.Command("husk", "ps").CombinedOutput()
-		return strings.Count(string(out), "1/1") == 2
-	}
 	run(t, "systemctl", "start", "huskd")
 	eventually(t, "the pods run again", running)
-	run(t, "sh", "-c", "husk shutdown && systemctl start huskd")
-	eventually(t, "the pods run again after a start right after the shutdown", running)
 	if got := run(t, "systemd-inhibit", "--list"); !strings.Contains(got, "huskd") {
 		t.Errorf("the inhibitor locks are %s", got)
 	}
