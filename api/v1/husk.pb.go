@@ -5321,6 +5321,238 @@ func (x *KillResponse) GetContainer() string {
 	return ""
 }
 
+type CopyFromRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the pod
+	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyFromRequest) Reset() {
+	*x = CopyFromRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyFromRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyFromRequest) ProtoMessage() {}
+
+func (x *CopyFromRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyFromRequest.ProtoReflect.Descriptor instead.
+func (*CopyFromRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *CopyFromRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CopyFromRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *CopyFromRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+type CopyFromResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	Skipped       []string               `protobuf:"bytes,2,rep,name=skipped,proto3" json:"skipped,omitempty"` // lines about what was left out, in the last message
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyFromResponse) Reset() {
+	*x = CopyFromResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyFromResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyFromResponse) ProtoMessage() {}
+
+func (x *CopyFromResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyFromResponse.ProtoReflect.Descriptor instead.
+func (*CopyFromResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *CopyFromResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+func (x *CopyFromResponse) GetSkipped() []string {
+	if x != nil {
+		return x.Skipped
+	}
+	return nil
+}
+
+type CopyToRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the pod
+	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	Base          string                 `protobuf:"bytes,4,opt,name=base,proto3" json:"base,omitempty"`          // the name of what is copied
+	Contents      bool                   `protobuf:"varint,5,opt,name=contents,proto3" json:"contents,omitempty"` // only what is in the copied directory
+	Chunk         []byte                 `protobuf:"bytes,6,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyToRequest) Reset() {
+	*x = CopyToRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyToRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyToRequest) ProtoMessage() {}
+
+func (x *CopyToRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyToRequest.ProtoReflect.Descriptor instead.
+func (*CopyToRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *CopyToRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CopyToRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *CopyToRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CopyToRequest) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
+}
+
+func (x *CopyToRequest) GetContents() bool {
+	if x != nil {
+		return x.Contents
+	}
+	return false
+}
+
+func (x *CopyToRequest) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+type CopyToResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyToResponse) Reset() {
+	*x = CopyToResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyToResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyToResponse) ProtoMessage() {}
+
+func (x *CopyToResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyToResponse.ProtoReflect.Descriptor instead.
+func (*CopyToResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+}
+
 type ListVolumesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5329,7 +5561,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5341,7 +5573,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5354,7 +5586,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
 }
 
 type ListVolumesResponse struct {
@@ -5366,7 +5598,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5378,7 +5610,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5391,7 +5623,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -5422,7 +5654,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5434,7 +5666,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5447,7 +5679,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Volume) GetNamespace() string {
@@ -5523,7 +5755,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5535,7 +5767,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5548,7 +5780,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *InspectVolumeRequest) GetNamespace() string {
@@ -5575,7 +5807,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5587,7 +5819,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5600,7 +5832,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExportVolumeRequest) GetNamespace() string {
@@ -5626,7 +5858,7 @@ type VolumeChunk struct {
 
 func (x *VolumeChunk) Reset() {
 	*x = VolumeChunk{}
-	mi := &file_api_v1_husk_proto_msgTypes[85]
+	mi := &file_api_v1_husk_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +5870,7 @@ func (x *VolumeChunk) String() string {
 func (*VolumeChunk) ProtoMessage() {}
 
 func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[85]
+	mi := &file_api_v1_husk_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +5883,7 @@ func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeChunk.ProtoReflect.Descriptor instead.
 func (*VolumeChunk) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *VolumeChunk) GetChunk() []byte {
@@ -5672,7 +5904,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[86]
+	mi := &file_api_v1_husk_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5684,7 +5916,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[86]
+	mi := &file_api_v1_husk_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5697,7 +5929,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ImportVolumeRequest) GetNamespace() string {
@@ -5729,7 +5961,7 @@ type ImportVolumeResponse struct {
 
 func (x *ImportVolumeResponse) Reset() {
 	*x = ImportVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[87]
+	mi := &file_api_v1_husk_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5741,7 +5973,7 @@ func (x *ImportVolumeResponse) String() string {
 func (*ImportVolumeResponse) ProtoMessage() {}
 
 func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[87]
+	mi := &file_api_v1_husk_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5754,7 +5986,7 @@ func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ImportVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
 }
 
 type RemoveVolumeRequest struct {
@@ -5767,7 +5999,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[88]
+	mi := &file_api_v1_husk_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5779,7 +6011,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[88]
+	mi := &file_api_v1_husk_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5792,7 +6024,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -5817,7 +6049,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[89]
+	mi := &file_api_v1_husk_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5829,7 +6061,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[89]
+	mi := &file_api_v1_husk_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5842,7 +6074,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
 }
 
 type ListObjectsRequest struct {
@@ -5853,7 +6085,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[90]
+	mi := &file_api_v1_husk_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5865,7 +6097,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[90]
+	mi := &file_api_v1_husk_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5878,7 +6110,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{94}
 }
 
 type ListObjectsResponse struct {
@@ -5890,7 +6122,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[91]
+	mi := &file_api_v1_husk_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +6134,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[91]
+	mi := &file_api_v1_husk_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +6147,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -5938,7 +6170,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_v1_husk_proto_msgTypes[92]
+	mi := &file_api_v1_husk_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5950,7 +6182,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[92]
+	mi := &file_api_v1_husk_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5963,7 +6195,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Object) GetKind() string {
@@ -6015,7 +6247,7 @@ type RemoveFileRequest struct {
 
 func (x *RemoveFileRequest) Reset() {
 	*x = RemoveFileRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[93]
+	mi := &file_api_v1_husk_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6027,7 +6259,7 @@ func (x *RemoveFileRequest) String() string {
 func (*RemoveFileRequest) ProtoMessage() {}
 
 func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[93]
+	mi := &file_api_v1_husk_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6040,7 +6272,7 @@ func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RemoveFileRequest) GetFile() string {
@@ -6091,7 +6323,7 @@ type RemoveFileEvent struct {
 
 func (x *RemoveFileEvent) Reset() {
 	*x = RemoveFileEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[94]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6103,7 +6335,7 @@ func (x *RemoveFileEvent) String() string {
 func (*RemoveFileEvent) ProtoMessage() {}
 
 func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[94]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6116,7 +6348,7 @@ func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileEvent.ProtoReflect.Descriptor instead.
 func (*RemoveFileEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{94}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RemoveFileEvent) GetKind() string {
@@ -6155,7 +6387,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[95]
+	mi := &file_api_v1_husk_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6167,7 +6399,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[95]
+	mi := &file_api_v1_husk_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6180,7 +6412,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{95}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
 }
 
 type ListServicesResponse struct {
@@ -6193,7 +6425,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[96]
+	mi := &file_api_v1_husk_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6205,7 +6437,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[96]
+	mi := &file_api_v1_husk_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6218,7 +6450,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -6247,7 +6479,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_api_v1_husk_proto_msgTypes[97]
+	mi := &file_api_v1_husk_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6491,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[97]
+	mi := &file_api_v1_husk_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6504,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Service) GetNamespace() string {
@@ -6345,7 +6577,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_api_v1_husk_proto_msgTypes[98]
+	mi := &file_api_v1_husk_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6357,7 +6589,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[98]
+	mi := &file_api_v1_husk_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6370,7 +6602,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ServicePort) GetName() string {
@@ -6416,7 +6648,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[99]
+	mi := &file_api_v1_husk_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6428,7 +6660,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[99]
+	mi := &file_api_v1_husk_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6441,7 +6673,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
 }
 
 type InfoResponse struct {
@@ -6474,7 +6706,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[100]
+	mi := &file_api_v1_husk_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6486,7 +6718,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[100]
+	mi := &file_api_v1_husk_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6499,7 +6731,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -6655,7 +6887,7 @@ type StorageInfo struct {
 
 func (x *StorageInfo) Reset() {
 	*x = StorageInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[101]
+	mi := &file_api_v1_husk_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6667,7 +6899,7 @@ func (x *StorageInfo) String() string {
 func (*StorageInfo) ProtoMessage() {}
 
 func (x *StorageInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[101]
+	mi := &file_api_v1_husk_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6680,7 +6912,7 @@ func (x *StorageInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageInfo.ProtoReflect.Descriptor instead.
 func (*StorageInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *StorageInfo) GetSnapshotter() string {
@@ -6731,7 +6963,7 @@ type RuntimeInfo struct {
 
 func (x *RuntimeInfo) Reset() {
 	*x = RuntimeInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[102]
+	mi := &file_api_v1_husk_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6743,7 +6975,7 @@ func (x *RuntimeInfo) String() string {
 func (*RuntimeInfo) ProtoMessage() {}
 
 func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[102]
+	mi := &file_api_v1_husk_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6756,7 +6988,7 @@ func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
 func (*RuntimeInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RuntimeInfo) GetHandler() string {
@@ -6812,7 +7044,7 @@ type NetworkInfo struct {
 
 func (x *NetworkInfo) Reset() {
 	*x = NetworkInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[103]
+	mi := &file_api_v1_husk_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6824,7 +7056,7 @@ func (x *NetworkInfo) String() string {
 func (*NetworkInfo) ProtoMessage() {}
 
 func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[103]
+	mi := &file_api_v1_husk_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6837,7 +7069,7 @@ func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInfo.ProtoReflect.Descriptor instead.
 func (*NetworkInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *NetworkInfo) GetMode() string {
@@ -6919,7 +7151,7 @@ type HostInfo struct {
 
 func (x *HostInfo) Reset() {
 	*x = HostInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[104]
+	mi := &file_api_v1_husk_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6931,7 +7163,7 @@ func (x *HostInfo) String() string {
 func (*HostInfo) ProtoMessage() {}
 
 func (x *HostInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[104]
+	mi := &file_api_v1_husk_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6944,7 +7176,7 @@ func (x *HostInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
 func (*HostInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *HostInfo) GetOs() string {
@@ -7013,7 +7245,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_api_v1_husk_proto_msgTypes[105]
+	mi := &file_api_v1_husk_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7025,7 +7257,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[105]
+	mi := &file_api_v1_husk_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7038,7 +7270,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Count) GetRunning() int32 {
@@ -7063,7 +7295,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[106]
+	mi := &file_api_v1_husk_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7075,7 +7307,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[106]
+	mi := &file_api_v1_husk_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7088,7 +7320,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
 }
 
 type DiskUsageResponse struct {
@@ -7100,7 +7332,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[107]
+	mi := &file_api_v1_husk_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7344,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[107]
+	mi := &file_api_v1_husk_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7357,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DiskUsageResponse) GetKinds() []*DiskUse {
@@ -7148,7 +7380,7 @@ type DiskUse struct {
 
 func (x *DiskUse) Reset() {
 	*x = DiskUse{}
-	mi := &file_api_v1_husk_proto_msgTypes[108]
+	mi := &file_api_v1_husk_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7160,7 +7392,7 @@ func (x *DiskUse) String() string {
 func (*DiskUse) ProtoMessage() {}
 
 func (x *DiskUse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[108]
+	mi := &file_api_v1_husk_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7173,7 +7405,7 @@ func (x *DiskUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUse.ProtoReflect.Descriptor instead.
 func (*DiskUse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DiskUse) GetKind() string {
@@ -7224,7 +7456,7 @@ type DiskItem struct {
 
 func (x *DiskItem) Reset() {
 	*x = DiskItem{}
-	mi := &file_api_v1_husk_proto_msgTypes[109]
+	mi := &file_api_v1_husk_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7236,7 +7468,7 @@ func (x *DiskItem) String() string {
 func (*DiskItem) ProtoMessage() {}
 
 func (x *DiskItem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[109]
+	mi := &file_api_v1_husk_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7249,7 +7481,7 @@ func (x *DiskItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskItem.ProtoReflect.Descriptor instead.
 func (*DiskItem) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DiskItem) GetId() string {
@@ -7297,7 +7529,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[110]
+	mi := &file_api_v1_husk_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7309,7 +7541,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[110]
+	mi := &file_api_v1_husk_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7322,7 +7554,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *PruneRequest) GetAllImages() bool {
@@ -7354,7 +7586,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[111]
+	mi := &file_api_v1_husk_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7366,7 +7598,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[111]
+	mi := &file_api_v1_husk_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7379,7 +7611,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *PruneResponse) GetPods() []string {
@@ -7426,7 +7658,7 @@ type GenerateRequest struct {
 
 func (x *GenerateRequest) Reset() {
 	*x = GenerateRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[112]
+	mi := &file_api_v1_husk_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7438,7 +7670,7 @@ func (x *GenerateRequest) String() string {
 func (*GenerateRequest) ProtoMessage() {}
 
 func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[112]
+	mi := &file_api_v1_husk_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7451,7 +7683,7 @@ func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
 func (*GenerateRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *GenerateRequest) GetName() string {
@@ -7470,7 +7702,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[113]
+	mi := &file_api_v1_husk_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7482,7 +7714,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[113]
+	mi := &file_api_v1_husk_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7495,7 +7727,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *GenerateResponse) GetYaml() []byte {
@@ -7910,7 +8142,22 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fKillResponse\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
-	"\tcontainer\x18\x03 \x01(\tR\tcontainer\"\x14\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\"W\n" +
+	"\x0fCopyFromRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\"B\n" +
+	"\x10CopyFromResponse\x12\x14\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x18\n" +
+	"\askipped\x18\x02 \x03(\tR\askipped\"\x9b\x01\n" +
+	"\rCopyToRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
+	"\x04base\x18\x04 \x01(\tR\x04base\x12\x1a\n" +
+	"\bcontents\x18\x05 \x01(\bR\bcontents\x12\x14\n" +
+	"\x05chunk\x18\x06 \x01(\fR\x05chunk\"\x10\n" +
+	"\x0eCopyToResponse\"\x14\n" +
 	"\x12ListVolumesRequest\"@\n" +
 	"\x13ListVolumesResponse\x12)\n" +
 	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"\xf5\x01\n" +
@@ -8113,7 +8360,10 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\tLifecycle\x126\n" +
 	"\x05Start\x12\x15.husk.v1.StartRequest\x1a\x16.husk.v1.StartResponse\x12<\n" +
 	"\aRestart\x12\x17.husk.v1.RestartRequest\x1a\x18.husk.v1.RestartResponse\x123\n" +
-	"\x04Kill\x12\x14.husk.v1.KillRequest\x1a\x15.husk.v1.KillResponse2\xf6\x02\n" +
+	"\x04Kill\x12\x14.husk.v1.KillRequest\x1a\x15.husk.v1.KillResponse2\x87\x01\n" +
+	"\x05Files\x12A\n" +
+	"\bCopyFrom\x12\x18.husk.v1.CopyFromRequest\x1a\x19.husk.v1.CopyFromResponse0\x01\x12;\n" +
+	"\x06CopyTo\x12\x16.husk.v1.CopyToRequest\x1a\x17.husk.v1.CopyToResponse(\x012\xf6\x02\n" +
 	"\aVolumes\x12H\n" +
 	"\vListVolumes\x12\x1b.husk.v1.ListVolumesRequest\x1a\x1c.husk.v1.ListVolumesResponse\x12K\n" +
 	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponse\x12?\n" +
@@ -8146,7 +8396,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 115)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -8228,46 +8478,50 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*RestartResponse)(nil),           // 77: husk.v1.RestartResponse
 	(*KillRequest)(nil),               // 78: husk.v1.KillRequest
 	(*KillResponse)(nil),              // 79: husk.v1.KillResponse
-	(*ListVolumesRequest)(nil),        // 80: husk.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 81: husk.v1.ListVolumesResponse
-	(*Volume)(nil),                    // 82: husk.v1.Volume
-	(*InspectVolumeRequest)(nil),      // 83: husk.v1.InspectVolumeRequest
-	(*ExportVolumeRequest)(nil),       // 84: husk.v1.ExportVolumeRequest
-	(*VolumeChunk)(nil),               // 85: husk.v1.VolumeChunk
-	(*ImportVolumeRequest)(nil),       // 86: husk.v1.ImportVolumeRequest
-	(*ImportVolumeResponse)(nil),      // 87: husk.v1.ImportVolumeResponse
-	(*RemoveVolumeRequest)(nil),       // 88: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 89: husk.v1.RemoveVolumeResponse
-	(*ListObjectsRequest)(nil),        // 90: husk.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 91: husk.v1.ListObjectsResponse
-	(*Object)(nil),                    // 92: husk.v1.Object
-	(*RemoveFileRequest)(nil),         // 93: husk.v1.RemoveFileRequest
-	(*RemoveFileEvent)(nil),           // 94: husk.v1.RemoveFileEvent
-	(*ListServicesRequest)(nil),       // 95: husk.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 96: husk.v1.ListServicesResponse
-	(*Service)(nil),                   // 97: husk.v1.Service
-	(*ServicePort)(nil),               // 98: husk.v1.ServicePort
-	(*InfoRequest)(nil),               // 99: husk.v1.InfoRequest
-	(*InfoResponse)(nil),              // 100: husk.v1.InfoResponse
-	(*StorageInfo)(nil),               // 101: husk.v1.StorageInfo
-	(*RuntimeInfo)(nil),               // 102: husk.v1.RuntimeInfo
-	(*NetworkInfo)(nil),               // 103: husk.v1.NetworkInfo
-	(*HostInfo)(nil),                  // 104: husk.v1.HostInfo
-	(*Count)(nil),                     // 105: husk.v1.Count
-	(*DiskUsageRequest)(nil),          // 106: husk.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),         // 107: husk.v1.DiskUsageResponse
-	(*DiskUse)(nil),                   // 108: husk.v1.DiskUse
-	(*DiskItem)(nil),                  // 109: husk.v1.DiskItem
-	(*PruneRequest)(nil),              // 110: husk.v1.PruneRequest
-	(*PruneResponse)(nil),             // 111: husk.v1.PruneResponse
-	(*GenerateRequest)(nil),           // 112: husk.v1.GenerateRequest
-	(*GenerateResponse)(nil),          // 113: husk.v1.GenerateResponse
-	nil,                               // 114: husk.v1.Pod.LabelsEntry
+	(*CopyFromRequest)(nil),           // 80: husk.v1.CopyFromRequest
+	(*CopyFromResponse)(nil),          // 81: husk.v1.CopyFromResponse
+	(*CopyToRequest)(nil),             // 82: husk.v1.CopyToRequest
+	(*CopyToResponse)(nil),            // 83: husk.v1.CopyToResponse
+	(*ListVolumesRequest)(nil),        // 84: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 85: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 86: husk.v1.Volume
+	(*InspectVolumeRequest)(nil),      // 87: husk.v1.InspectVolumeRequest
+	(*ExportVolumeRequest)(nil),       // 88: husk.v1.ExportVolumeRequest
+	(*VolumeChunk)(nil),               // 89: husk.v1.VolumeChunk
+	(*ImportVolumeRequest)(nil),       // 90: husk.v1.ImportVolumeRequest
+	(*ImportVolumeResponse)(nil),      // 91: husk.v1.ImportVolumeResponse
+	(*RemoveVolumeRequest)(nil),       // 92: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 93: husk.v1.RemoveVolumeResponse
+	(*ListObjectsRequest)(nil),        // 94: husk.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 95: husk.v1.ListObjectsResponse
+	(*Object)(nil),                    // 96: husk.v1.Object
+	(*RemoveFileRequest)(nil),         // 97: husk.v1.RemoveFileRequest
+	(*RemoveFileEvent)(nil),           // 98: husk.v1.RemoveFileEvent
+	(*ListServicesRequest)(nil),       // 99: husk.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 100: husk.v1.ListServicesResponse
+	(*Service)(nil),                   // 101: husk.v1.Service
+	(*ServicePort)(nil),               // 102: husk.v1.ServicePort
+	(*InfoRequest)(nil),               // 103: husk.v1.InfoRequest
+	(*InfoResponse)(nil),              // 104: husk.v1.InfoResponse
+	(*StorageInfo)(nil),               // 105: husk.v1.StorageInfo
+	(*RuntimeInfo)(nil),               // 106: husk.v1.RuntimeInfo
+	(*NetworkInfo)(nil),               // 107: husk.v1.NetworkInfo
+	(*HostInfo)(nil),                  // 108: husk.v1.HostInfo
+	(*Count)(nil),                     // 109: husk.v1.Count
+	(*DiskUsageRequest)(nil),          // 110: husk.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),         // 111: husk.v1.DiskUsageResponse
+	(*DiskUse)(nil),                   // 112: husk.v1.DiskUse
+	(*DiskItem)(nil),                  // 113: husk.v1.DiskItem
+	(*PruneRequest)(nil),              // 114: husk.v1.PruneRequest
+	(*PruneResponse)(nil),             // 115: husk.v1.PruneResponse
+	(*GenerateRequest)(nil),           // 116: husk.v1.GenerateRequest
+	(*GenerateResponse)(nil),          // 117: husk.v1.GenerateResponse
+	nil,                               // 118: husk.v1.Pod.LabelsEntry
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	38,  // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,   // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
-	114, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
+	118, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
 	4,   // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
 	14,  // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
 	24,  // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
@@ -8292,18 +8546,18 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	65,  // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
 	68,  // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
 	71,  // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	82,  // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	92,  // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	97,  // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
-	98,  // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
-	101, // 31: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
-	102, // 32: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
-	103, // 33: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
-	104, // 34: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
-	105, // 35: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
-	105, // 36: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
-	108, // 37: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
-	109, // 38: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
+	86,  // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	96,  // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	101, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	102, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	105, // 31: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
+	106, // 32: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
+	107, // 33: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
+	108, // 34: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
+	109, // 35: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
+	109, // 36: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
+	112, // 37: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
+	113, // 38: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
 	0,   // 39: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
 	2,   // 40: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
 	6,   // 41: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
@@ -8336,64 +8590,68 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	74,  // 68: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
 	76,  // 69: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
 	78,  // 70: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
-	80,  // 71: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	88,  // 72: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	83,  // 73: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	84,  // 74: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	86,  // 75: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	90,  // 76: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	93,  // 77: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	95,  // 78: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
-	99,  // 79: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
-	106, // 80: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
-	110, // 81: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
-	112, // 82: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
-	1,   // 83: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,   // 84: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,   // 85: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,   // 86: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11,  // 87: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13,  // 88: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16,  // 89: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14,  // 90: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14,  // 91: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	20,  // 92: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	22,  // 93: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	26,  // 94: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	26,  // 95: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	29,  // 96: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	32,  // 97: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	34,  // 98: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	42,  // 99: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	42,  // 100: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	45,  // 101: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	47,  // 102: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	49,  // 103: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	51,  // 104: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	54,  // 105: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	56,  // 106: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	60,  // 107: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	62,  // 108: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	67,  // 109: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	70,  // 110: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	73,  // 111: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	75,  // 112: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
-	77,  // 113: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
-	79,  // 114: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
-	81,  // 115: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	89,  // 116: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	82,  // 117: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	85,  // 118: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	87,  // 119: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	91,  // 120: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	94,  // 121: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	96,  // 122: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
-	100, // 123: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
-	107, // 124: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
-	111, // 125: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
-	113, // 126: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
-	83,  // [83:127] is the sub-list for method output_type
-	39,  // [39:83] is the sub-list for method input_type
+	80,  // 71: husk.v1.Files.CopyFrom:input_type -> husk.v1.CopyFromRequest
+	82,  // 72: husk.v1.Files.CopyTo:input_type -> husk.v1.CopyToRequest
+	84,  // 73: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	92,  // 74: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	87,  // 75: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	88,  // 76: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	90,  // 77: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	94,  // 78: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	97,  // 79: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	99,  // 80: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	103, // 81: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
+	110, // 82: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
+	114, // 83: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
+	116, // 84: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
+	1,   // 85: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,   // 86: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,   // 87: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,   // 88: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11,  // 89: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13,  // 90: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16,  // 91: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14,  // 92: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14,  // 93: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	20,  // 94: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	22,  // 95: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	26,  // 96: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	26,  // 97: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	29,  // 98: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	32,  // 99: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	34,  // 100: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	42,  // 101: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	42,  // 102: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	45,  // 103: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	47,  // 104: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	49,  // 105: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	51,  // 106: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	54,  // 107: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	56,  // 108: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	60,  // 109: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	62,  // 110: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	67,  // 111: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	70,  // 112: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	73,  // 113: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	75,  // 114: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
+	77,  // 115: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
+	79,  // 116: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
+	81,  // 117: husk.v1.Files.CopyFrom:output_type -> husk.v1.CopyFromResponse
+	83,  // 118: husk.v1.Files.CopyTo:output_type -> husk.v1.CopyToResponse
+	85,  // 119: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	93,  // 120: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	86,  // 121: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	89,  // 122: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	91,  // 123: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	95,  // 124: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	98,  // 125: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	100, // 126: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	104, // 127: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
+	111, // 128: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
+	115, // 129: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
+	117, // 130: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
+	85,  // [85:131] is the sub-list for method output_type
+	39,  // [39:85] is the sub-list for method input_type
 	39,  // [39:39] is the sub-list for extension type_name
 	39,  // [39:39] is the sub-list for extension extendee
 	0,   // [0:39] is the sub-list for field type_name
@@ -8426,9 +8684,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   115,
+			NumMessages:   119,
 			NumExtensions: 0,
-			NumServices:   8,
+			NumServices:   9,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

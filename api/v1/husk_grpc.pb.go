@@ -1435,6 +1435,152 @@ var Lifecycle_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Files_CopyFrom_FullMethodName = "/husk.v1.Files/CopyFrom"
+	Files_CopyTo_FullMethodName   = "/husk.v1.Files/CopyTo"
+)
+
+// FilesClient is the client API for Files service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Files copies files out of and into running containers, as tar streams. The copied file or
+// directory is the first entry, with the name ".".
+type FilesClient interface {
+	CopyFrom(ctx context.Context, in *CopyFromRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyFromResponse], error)
+	// CopyTo: the first message says where to, and all have a part of the stream. A stream whose first
+	// entry has another name is unpacked into the directory at path.
+	CopyTo(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[CopyToRequest, CopyToResponse], error)
+}
+
+type filesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewFilesClient(cc grpc.ClientConnInterface) FilesClient {
+	return &filesClient{cc}
+}
+
+func (c *filesClient) CopyFrom(ctx context.Context, in *CopyFromRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyFromResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Files_ServiceDesc.Streams[0], Files_CopyFrom_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CopyFromRequest, CopyFromResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_CopyFromClient = grpc.ServerStreamingClient[CopyFromResponse]
+
+func (c *filesClient) CopyTo(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[CopyToRequest, CopyToResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Files_ServiceDesc.Streams[1], Files_CopyTo_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CopyToRequest, CopyToResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_CopyToClient = grpc.ClientStreamingClient[CopyToRequest, CopyToResponse]
+
+// FilesServer is the server API for Files service.
+// All implementations must embed UnimplementedFilesServer
+// for forward compatibility.
+//
+// Files copies files out of and into running containers, as tar streams. The copied file or
+// directory is the first entry, with the name ".".
+type FilesServer interface {
+	CopyFrom(*CopyFromRequest, grpc.ServerStreamingServer[CopyFromResponse]) error
+	// CopyTo: the first message says where to, and all have a part of the stream. A stream whose first
+	// entry has another name is unpacked into the directory at path.
+	CopyTo(grpc.ClientStreamingServer[CopyToRequest, CopyToResponse]) error
+	mustEmbedUnimplementedFilesServer()
+}
+
+// UnimplementedFilesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedFilesServer struct{}
+
+func (UnimplementedFilesServer) CopyFrom(*CopyFromRequest, grpc.ServerStreamingServer[CopyFromResponse]) error {
+	return status.Error(codes.Unimplemented, "method CopyFrom not implemented")
+}
+func (UnimplementedFilesServer) CopyTo(grpc.ClientStreamingServer[CopyToRequest, CopyToResponse]) error {
+	return status.Error(codes.Unimplemented, "method CopyTo not implemented")
+}
+func (UnimplementedFilesServer) mustEmbedUnimplementedFilesServer() {}
+func (UnimplementedFilesServer) testEmbeddedByValue()               {}
+
+// UnsafeFilesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to FilesServer will
+// result in compilation errors.
+type UnsafeFilesServer interface {
+	mustEmbedUnimplementedFilesServer()
+}
+
+func RegisterFilesServer(s grpc.ServiceRegistrar, srv FilesServer) {
+	// If the following call panics, it indicates UnimplementedFilesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Files_ServiceDesc, srv)
+}
+
+func _Files_CopyFrom_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CopyFromRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(FilesServer).CopyFrom(m, &grpc.GenericServerStream[CopyFromRequest, CopyFromResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_CopyFromServer = grpc.ServerStreamingServer[CopyFromResponse]
+
+func _Files_CopyTo_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(FilesServer).CopyTo(&grpc.GenericServerStream[CopyToRequest, CopyToResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Files_CopyToServer = grpc.ClientStreamingServer[CopyToRequest, CopyToResponse]
+
+// Files_ServiceDesc is the grpc.ServiceDesc for Files service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Files_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Files",
+	HandlerType: (*FilesServer)(nil),
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "CopyFrom",
+			Handler:       _Files_CopyFrom_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "CopyTo",
+			Handler:       _Files_CopyTo_Handler,
+			ClientStreams: true,
+		},
+	},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
 	Volumes_ListVolumes_FullMethodName   = "/husk.v1.Volumes/ListVolumes"
 	Volumes_RemoveVolume_FullMethodName  = "/husk.v1.Volumes/RemoveVolume"
 	Volumes_InspectVolume_FullMethodName = "/husk.v1.Volumes/InspectVolume"

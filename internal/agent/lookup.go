@@ -59,9 +59,11 @@ func (a *Agent) Find(name string) (p Pod, containerName string, err error) {
 	if p, containerName, err = find(pods, name); !errdefs.IsNotFound(err) {
 		return p, containerName, err
 	}
-	kind, rest, _ := strings.Cut(name, "/")
-	if slices.Contains([]string{"pod", "pods", "po"}, kind) && rest != "" {
-		return find(pods, rest)
+	if kind, rest, _ := strings.Cut(name, "/"); slices.Contains([]string{"pod", "pods", "po"}, kind) && rest != "" {
+		if p, containerName, err = find(pods, rest); !errdefs.IsNotFound(err) {
+			return p, containerName, err
+		}
+		name = rest
 	}
 	if i := strings.LastIndex(name, "/"); i > 0 {
 		in, _, inErr := find(pods, name[:i])

@@ -24,6 +24,7 @@ func TestFind(t *testing.T) {
 		{"pod/none", `! no pod "none"`},
 		{"other/db/c", "other/db c"},
 		{"db/c", "other/db c"},
+		{"pod/other/db/c", "other/db c"},
 		{"db/none", `! no pod "db/none"`},
 		{"abcd", "default/web"},
 		{st.ID, "other/db"},

@@ -118,6 +118,7 @@ var layer = map[string]int{
 	"internal/oci/conmon":               driver,
 	"internal/userns":                   driver,
 	"internal/keylock":                  driver,
+	"internal/filecopy":                 driver,
 	"internal/pidfd":                    driver,
 	"internal/poll":                     driver,
 	"internal/cgroup":                   driver,
@@ -174,6 +175,7 @@ var layer = map[string]int{
 	"internal/cli/foreign":              pure,
 	"internal/cli/input":                driver,
 	"internal/cli/podflags":             pure,
+	"internal/cli/copycmd":              edge,
 	"internal/cli/imagecmd":             edge,
 	"internal/cli/lifecyclecmd":         edge,
 	"internal/cli/usageerror":           pure,
@@ -215,6 +217,7 @@ var layer = map[string]int{
 	"internal/network/service/endpoints": pure,
 	"internal/network/service/declared":  agent,
 	"internal/network/serviceproxy":      agent,
+	"internal/api/fileapi":               edge,
 	"internal/api/podref":                edge,
 	"internal/api/serviceapi":            edge,
 	"internal/api/systemapi":             edge,
@@ -239,6 +242,7 @@ var allowed = map[string][]string{
 	"internal/oci/stdioholder":          {"internal/oci/native", "internal/oci/native/nativetest"},
 	"internal/oci/pause":                {"internal/oci/native", "internal/oci/native/nativetest"},
 	"internal/oci/shim":                 {"internal/oci/record", "internal/oci/stdio", "internal/host", "internal/oci/pause", "internal/oci/stdioholder", "internal/cgroup", "internal/oci/conmon", "internal/oci/bundle", "internal/oci/exectag", "internal/pidfd", "internal/poll"},
+	"internal/filecopy":                 {"internal/netns", "internal/pidfd"},
 	"internal/pidfd":                    {"internal/poll"},
 	"internal/host":                     {"internal/userns"},
 	"internal/userns":                   {"internal/oci/pause"},
@@ -275,7 +279,7 @@ var allowed = map[string][]string{
 	"internal/network/preflight":        {"internal/network/nlsock"},
 	"internal/netns/netnstest":          {"internal/netns"},
 	"internal/api/manifestapi":          {"internal/api/podref"},
-	"internal/cli":                      {"internal/cli/generatecmd", "internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
+	"internal/cli":                      {"internal/cli/copycmd", "internal/cli/generatecmd", "internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
 	"internal/cli/session":              {"internal/cli/terminal"},
 	"internal/cli/portforward":          {"internal/cli/client"},
 	"internal/cli/flags":                {"internal/cli/terminal"},
@@ -305,6 +309,7 @@ var allowed = map[string][]string{
 	"internal/network/service/declared":  {"internal/agent", "internal/agent/source"},
 	"internal/network/serviceproxy":      {"internal/agent/source", "internal/network/service/declared"},
 	"internal/api":                       {"internal/api/podref", "internal/api/serviceapi"},
+	"internal/api/fileapi":               {"internal/api/podref"},
 }
 
 func layerOf(pkg string) (int, bool) {

@@ -53,6 +53,7 @@ const answerMax = 64 << 20
 type Client struct {
 	huskv1.HuskClient
 	huskv1.LifecycleClient
+	huskv1.FilesClient
 	huskv1.VolumesClient
 	huskv1.ObjectsClient
 	huskv1.ServicesClient
@@ -88,8 +89,8 @@ func New(socket string) (*Client, error) {
 		return nil, AddressError(err.Error())
 	}
 	conn := explainingConn{c}
-	c.HuskClient, c.LifecycleClient, c.VolumesClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn), huskv1.NewVolumesClient(conn)
-	c.ObjectsClient, c.ServicesClient = huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
+	c.HuskClient, c.LifecycleClient, c.FilesClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn), huskv1.NewFilesClient(conn)
+	c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
 	c.SystemClient, c.StorageClient, c.ManifestsClient = huskv1.NewSystemClient(conn), huskv1.NewStorageClient(conn), huskv1.NewManifestsClient(conn)
 	return c, nil
 }

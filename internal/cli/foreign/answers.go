@@ -79,7 +79,6 @@ kubectl        | certificate           => ! {noCluster}
 kubectl        | kustomize             => ! render manifests by kustomize, and pipe them into husk run -
 kubectl        | diff                  => ! run the manifest: husk run says what is unchanged, and what needs --replace
 kubectl        | debug                 => husk exec -it POD -- sh
-kubectl,docker | cp                    => husk exec -i POD -- tar
 docker,podman  | pod                   => husk ps
 docker,podman  | pod ps                => husk ps
 docker,podman  | pod ls                => husk ps

@@ -74,7 +74,7 @@ docker compose down => husk rm -f shop.yaml
 docker system prune => husk image prune
 docker version => =
 docker info => =
-docker cp web:/etc/hosts . => husk exec -i web -- tar -cf - /etc/hosts
+docker cp web:/etc/hosts . => =
 docker swarm init =>
 podman run --rm -it alpine sh => =
 podman run -d --hostname front --label tier=web nginx => =
