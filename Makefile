@@ -84,7 +84,7 @@ check: lint race test ## run all that CI runs
 
 test-kubelet: deps ## run a kubelet and a control plane, built here, against huskd, as root
 	$(GO) build -tags crashpoint -o test/interop/kubelet/out/ ./cmd/...
-	cd test/interop/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler)
+	cd test/interop/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler) sigs.k8s.io/cri-tools/cmd/crictl
 	cd test/interop/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 60m .
 
 KUBERNETES = $(CURDIR)/test/interop/kubelet/out
