@@ -84,6 +84,9 @@ func explainer(d *daemon) explain.Explainer {
 	if c := d.nodes.Controller(); c != nil {
 		e.Nodes, e.Verify = c.Status, d.nodes.Verify
 	}
+	if b := d.services.Balancer(); b != nil {
+		e.Services = b.World
+	}
 	return e
 }
 

@@ -148,9 +148,9 @@ func (t *tool) explain() *cobra.Command {
 		Short: "Follow a connection hop by hop: routes, ways to other nodes, network policy.",
 		Long: `Follow a connection hop by hop: routes, ways to other nodes, network policy.
 
-FROM and TO are pods, addresses, or full names of hosts. A pod is NAME or
-NAMESPACE/NAME. Without PORT, the connection is of a protocol without ports,
-such as ICMP; PROTOCOL is tcp, udp or sctp.
+FROM and TO are pods, addresses, or full names of hosts; TO may be a Service. A
+pod or Service is NAME or NAMESPACE/NAME. Without PORT, the connection is of a
+protocol without ports, such as ICMP; PROTOCOL is tcp, udp or sctp.
 
 Each hop is what huskd has planned, compared with the kernel. The verdict is ok
 or fails, allowed or denied by network policy, or differs if the kernel isn't as

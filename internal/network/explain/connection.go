@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/internal/network/policy"
 )
 
-// Connection is what is explained. The ends are pods, addresses or names of hosts.
+// Connection is what is explained. The ends are pods, Services, addresses or names of hosts.
 type Connection struct {
 	From, To string
 	Protocol policy.Protocol
@@ -22,8 +22,8 @@ type Connection struct {
 }
 
 // ParseConnection reads a connection as people write it: each end is an address, NAMESPACE/NAME or
-// NAME of a pod, or the name of a host; the protocol is a name or a number. An error is of kind
-// invalid argument.
+// NAME of a pod or Service, or the name of a host; the protocol is a name or a number. An error is
+// of kind invalid argument.
 func ParseConnection(from, to, protocol string, port int32) (Connection, error) {
 	c := Connection{From: from, To: to}
 	for _, p := range []policy.Protocol{policy.TCP, policy.UDP, policy.SCTP} {
@@ -65,7 +65,8 @@ func (e Explainer) resolve(ctx context.Context, c Connection) (policy.Flow, erro
 	return policy.Flow{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s and %s have no addresses of the same family", c.From, c.To))
 }
 
-// addressesOf returns the addresses of an end. A pod precedes a host of the same name.
+// addressesOf returns the addresses of an end. A pod precedes a Service and a host of the same
+// name.
 func (e Explainer) addressesOf(ctx context.Context, end string) ([]netip.Addr, error) {
 	if addr, err := netip.ParseAddr(end); err == nil {
 		return []netip.Addr{addr.Unmap()}, nil
@@ -84,6 +85,12 @@ func (e Explainer) addressesOf(ctx context.Context, end string) ([]netip.Addr, e
 			}
 		}
 	}
+	if s := e.serviceNamed(key); s != nil {
+		if len(s.ClusterIPs) == 0 {
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("service %s has no address of its own: give one of its pods", key))
+		}
+		return s.ClusterIPs, nil
+	}
 	if strings.Contains(end, ".") && !strings.Contains(end, "/") {
 		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", end)
 		if err != nil {
@@ -94,5 +101,5 @@ func (e Explainer) addressesOf(ctx context.Context, end string) ([]netip.Addr, e
 		}
 		return addrs, nil
 	}
-	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no pod %s with an address of its own is known: give NAMESPACE/NAME, an address or the full name of a host", key))
+	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no pod or Service %s with an address of its own is known: give NAMESPACE/NAME, an address or the full name of a host", key))
 }

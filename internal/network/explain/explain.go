@@ -16,17 +16,21 @@ import (
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/pod"
 )
 
 // Explainer explains connections.
 type Explainer struct {
 	Network *network.Network
-	// Nodes returns what is known of the other nodes, and Verify how the kernel differs from the plan
-	// for one of them. Both are nil on a node by itself.
+	// Nodes returns what is known of the other nodes, and Verify how the kernel differs from the
+	// plan for one of them. Both are nil on a node by itself.
 	Nodes    func() nodes.Status
 	Verify   func(nodes.Status, nodes.Peer) ([]string, error)
 	Firewall *firewall.Firewall // nil if network policy is off
+	// Services returns what decides where connections to Services lead. It is nil if huskd doesn't
+	// lead them.
+	Services func() service.World
 }
 
 // Verdict is what a hop does with the packets of a connection.
@@ -45,8 +49,8 @@ type Hop struct {
 	Where   string
 	Verdict Verdict
 	Why     string
-	// Difference is how the kernel differs from what was planned; empty if it doesn't. Remedy is what
-	// to do about it, or about the verdict.
+	// Difference is how the kernel differs from what was planned; empty if it doesn't. Remedy is
+	// what to do about it, or about the verdict.
 	Difference, Remedy string
 }
 
@@ -103,6 +107,12 @@ func (t *trace) run() error {
 	}
 	here, err := t.paths.Lookup(netip.Addr{}, t.flow.To, "")
 	if err != nil {
+		return err
+	}
+	if t.service(here.Local) {
+		return nil
+	}
+	if here, err = t.paths.Lookup(netip.Addr{}, t.flow.To, ""); err != nil {
 		return err
 	}
 	var destination *network.End

@@ -15,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -114,6 +115,52 @@ func (l *lab) want(what string, hops []string, texts ...string) {
 	}
 	if at < len(texts) {
 		l.Errorf("%s: no hop %q in\n%s", what, texts[at], strings.Join(hops, "\n"))
+	}
+}
+
+// TestServices follows connections to Services.
+func TestServices(t *testing.T) {
+	l := newLab(t)
+	at := netip.MustParseAddr
+	l.Services = func() service.World {
+		return service.World{
+			Services: []service.Service{
+				{Namespace: "shop", Name: "store", ClusterIPs: []netip.Addr{at("10.96.0.1")}, Ports: []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080}}},
+				{Namespace: "shop", Name: "empty", ClusterIPs: []netip.Addr{at("10.96.0.2")}, Ports: []service.Port{{Protocol: service.TCP, Port: 80}}},
+				{Namespace: "shop", Name: "headless"},
+			},
+			Slices: []service.Slice{{
+				Namespace: "shop", Name: "store-1", Service: "store", Ports: []service.EndpointPort{{Protocol: service.TCP, Port: 5432}},
+				Endpoints: []service.Endpoint{{Address: l.db.Addresses[0], Ready: true}, {Address: at("10.99.0.9"), Ready: true}},
+			}},
+		}
+	}
+	leads := "service shop/store ok: leads to " + l.db.Addresses[0].String() + ":5432, one of 2 endpoints"
+	for what, hops := range map[string][]string{
+		"by name": l.explain("shop/web", "shop/store", 80), "by address": l.explain("shop/web", "10.96.0.1", 80), "by node port": l.explain("shop/web", "192.0.2.2", 30080),
+	} {
+		l.want(what, hops, "pod shop/web ok", leads, "this node ok", "ok: by "+l.db.Plan.Veth.Host, "pod shop/db ok")
+	}
+	for _, c := range []struct {
+		to   string
+		port int32
+		want string
+	}{
+		{"shop/empty", 80, "service shop/empty fails: no endpoint of it is ready"},
+		{"shop/store", 81, "service shop/store fails: it has no port 81/TCP"},
+	} {
+		hops := l.explain("shop/web", c.to, c.port)
+		l.want(c.to, hops, "pod shop/web ok", c.want)
+		if len(hops) != 2 {
+			t.Errorf("hops after the Service refuses: %q", hops)
+		}
+	}
+	c, err := ParseConnection("shop/web", "shop/headless", "tcp", 80)
+	if err == nil {
+		_, err = l.Explain(t.Context(), c)
+	}
+	if !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a headless Service: %v", err)
 	}
 }
 
