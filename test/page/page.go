@@ -50,6 +50,7 @@ func Read(t testing.TB, path string) *Page {
 			switch {
 			case language == "sh":
 				s.Commands = append(s.Commands, strings.Join(block, "\n"))
+			case len(block) == 0:
 			case strings.HasPrefix(block[0], "# /"):
 				s.Files = append(s.Files, File{block[0][2:], strings.Join(block[1:], "\n") + "\n"})
 			default:
