@@ -7580,8 +7580,10 @@ type PruneResponse struct {
 	// Volumes that no pod uses, but that something declares.
 	DeclaredVolumes []string `protobuf:"bytes,4,rep,name=declared_volumes,json=declaredVolumes,proto3" json:"declared_volumes,omitempty"`
 	FreedBytes      int64    `protobuf:"varint,5,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What could not be removed, and why.
+	Problems      []string `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PruneResponse) Reset() {
@@ -7647,6 +7649,13 @@ func (x *PruneResponse) GetFreedBytes() int64 {
 		return x.FreedBytes
 	}
 	return 0
+}
+
+func (x *PruneResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
 }
 
 type GenerateRequest struct {
@@ -8313,14 +8322,15 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fPruneRequest\x12\x1d\n" +
 	"\n" +
 	"all_images\x18\x01 \x01(\bR\tallImages\x12\x18\n" +
-	"\avolumes\x18\x02 \x01(\bR\avolumes\"\xa1\x01\n" +
+	"\avolumes\x18\x02 \x01(\bR\avolumes\"\xbd\x01\n" +
 	"\rPruneResponse\x12\x12\n" +
 	"\x04pods\x18\x01 \x03(\tR\x04pods\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\x12\x18\n" +
 	"\avolumes\x18\x03 \x03(\tR\avolumes\x12)\n" +
 	"\x10declared_volumes\x18\x04 \x03(\tR\x0fdeclaredVolumes\x12\x1f\n" +
 	"\vfreed_bytes\x18\x05 \x01(\x03R\n" +
-	"freedBytes\"%\n" +
+	"freedBytes\x12\x1a\n" +
+	"\bproblems\x18\x06 \x03(\tR\bproblems\"%\n" +
 	"\x0fGenerateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"&\n" +
 	"\x10GenerateResponse\x12\x12\n" +

@@ -221,6 +221,7 @@ var layer = map[string]int{
 	"internal/api/podref":                edge,
 	"internal/api/serviceapi":            edge,
 	"internal/api/systemapi":             edge,
+	"internal/api/storageapi":            edge,
 	"internal/api/manifestapi":           edge,
 	"internal/network/balancer":          owner,
 }

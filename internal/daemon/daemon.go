@@ -452,7 +452,6 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		},
 	})
 	registerSystem(d, server)
-	registerManifests(d, server)
 	huskv1.RegisterFilesServer(server, &fileapi.Server{Agent: d.agent, Hidden: d.handlers.RuntimeSandbox})
 	d.registerCRI(server)
 	var running errgroup.Group

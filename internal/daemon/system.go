@@ -8,21 +8,24 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/api/manifestapi"
+	"github.com/huskd/husk/internal/api/storageapi"
 	"github.com/huskd/husk/internal/api/systemapi"
 	"github.com/huskd/husk/internal/cluster/registration"
 	"github.com/huskd/husk/internal/config"
 )
 
-// registerSystem registers the part of the API that is about huskd as a whole.
+// registerSystem registers the parts of the API that are about the node as a whole, its disk space
+// and its manifests. The latter two are there with network-only too, so that their methods are
+// refused with the reason.
 func registerSystem(d *daemon, to grpc.ServiceRegistrar) {
 	huskv1.RegisterSystemServer(to, &systemapi.Server{
 		Describe: func() *huskv1.InfoResponse { return describe(d) },
 		Agent:    d.agent, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 	})
-}
-
-// registerManifests registers the part of the API that writes manifests.
-func registerManifests(d *daemon, to grpc.ServiceRegistrar) {
+	huskv1.RegisterStorageServer(to, &storageapi.Server{
+		Agent: d.agent, Workloads: d.workloads, Objects: d.objects, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
+		Volumes: d.volumes(), Pinned: d.disk().IsPinned,
+	})
 	huskv1.RegisterManifestsServer(to, &manifestapi.Server{Agent: d.agent})
 }
 

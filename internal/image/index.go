@@ -248,6 +248,40 @@ func (s *Store) Hold(id, holder string) (release func(), err error) {
 	}), nil
 }
 
+// DiskUsage returns what all images take on disk in bytes, and how much of it would be free without
+// the images that are unused. What images share counts once.
+func (s *Store) DiskUsage(unused func(Image) bool) (bytes, reclaimable int64, err error) {
+	if bytes, err = s.db.Usage(); err != nil {
+		return 0, 0, fmt.Errorf("disk usage of images: %w", err)
+	}
+	blobs, err := s.db.Blobs()
+	if err != nil {
+		return 0, 0, fmt.Errorf("disk usage of images: %w", err)
+	}
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	sizes, kept := map[digest.Digest]int64{}, map[digest.Digest]bool{}
+	for _, e := range s.index.entries {
+		keep := !unused(e.image())
+		part := func(d digest.Digest, size int64) {
+			sizes[d] = size
+			kept[d] = kept[d] || keep
+		}
+		for _, blob := range append([]digest.Digest{e.manifest.Digest}, e.blobs...) {
+			part(blob, blobs[blob])
+		}
+		for _, l := range e.layers {
+			part("layer:"+l.ChainID, l.Bytes) // the lowest layer may have the digest of its blob
+		}
+	}
+	for d, size := range sizes {
+		if !kept[d] {
+			reclaimable += size
+		}
+	}
+	return bytes, reclaimable, nil
+}
+
 // Usage returns the disk usage of all images: the bytes of blobs and of unpacked
 // layers, and the inodes of unpacked layers.
 func (s *Store) Usage() (bytes, inodes int64) {

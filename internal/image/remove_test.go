@@ -166,6 +166,14 @@ func TestPrune(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
+	used, free, err := s.DiskUsage(func(img Image) bool { return !img.InUse && len(img.Tags) == 0 })
+	if err != nil || used < free+20_000 {
+		t.Errorf("disk usage: %d bytes, %d reclaimable, %v", used, free, err)
+	}
+	_, freeAll, err := s.DiskUsage(func(img Image) bool { return !img.InUse })
+	if err != nil {
+		t.Error(err)
+	}
 	report, err := s.Prune(t.Context(), false)
 	if err != nil || !slices.Equal(report.Removed, []string{dangling.ID()}) {
 		t.Errorf("pruned %+v %v", report, err)
@@ -173,8 +181,15 @@ func TestPrune(t *testing.T) {
 	if report.Freed < 100_000 || report.Freed > 120_000 { // its blob and its files, without the shared base
 		t.Errorf("freed %d bytes, want a little more than 100000", report.Freed)
 	}
+	if report.Freed != free {
+		t.Errorf("freed %d bytes, but %d were said to be reclaimable", report.Freed, free)
+	}
 	wantFiles(t, s, tagged)
+	freeAll -= report.Freed
 	report, err = s.Prune(t.Context(), true)
+	if report.Freed != freeAll {
+		t.Errorf("freed %d bytes, but %d were said to be reclaimable", report.Freed, freeAll)
+	}
 	if err != nil || !slices.Equal(report.Removed, []string{"localhost/a:v1", tagged.ID()}) {
 		t.Errorf("pruned all: %+v %v", report, err)
 	}

@@ -23,6 +23,7 @@ func TestConformance(t *testing.T) {
 	huskdtest.Conformance(t, huskdtest.Fixture{
 		Client:    huskv1.NewHuskClient(cc),
 		System:    huskv1.NewSystemClient(cc),
+		Storage:   huskv1.NewStorageClient(cc),
 		Manifests: huskv1.NewManifestsClient(cc),
 		Manifest:  []byte("{kind: Pod, apiVersion: v1, metadata: {name: web}, spec: {containers: [{name: app, image: 'localhost/web:1', command: [cat], stdin: true}]}}"),
 		Pod:       "web",

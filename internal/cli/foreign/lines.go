@@ -71,7 +71,9 @@ docker volume ls => =
 docker volume rm data => =
 docker compose up -d => husk run shop.yaml
 docker compose down => husk rm -f shop.yaml
-docker system prune => husk image prune
+docker system df => =
+docker system prune => =
+docker system prune -af --volumes => =
 docker version => =
 docker info => =
 docker cp web:/etc/hosts . => =
@@ -175,7 +177,7 @@ crictl rmp 3f2a1b4c5d6e => husk rm 3f2a1b4c5d6e
 crictl runp pod.json => husk run web.yaml
 crictl stats => husk top
 crictl info => =
-crictl imagefsinfo => husk image ls
+crictl imagefsinfo => husk system df
 ctr -n k8s.io images ls => husk image ls
 ctr images pull quay.io/me/web:1 => husk image pull quay.io/me/web:1
 ctr -n k8s.io images import web.tar => husk image load web.tar

@@ -21,6 +21,7 @@ type Fixture struct {
 	Client    huskv1.HuskClient
 	System    huskv1.SystemClient
 	Manifests huskv1.ManifestsClient
+	Storage   huskv1.StorageClient
 	// Manifest describes one pod in the namespace default, named Pod, with one container that runs
 	// until it is stopped. It reads standard input and has no terminal.
 	Manifest []byte
@@ -44,6 +45,7 @@ func Conformance(t *testing.T, f Fixture) {
 	t.Run("attachments", func(t *testing.T) { f.attachments(ctx, t, 1) })
 	t.Run("info", f.info)
 	t.Run("generate", f.generate)
+	t.Run("prune keeps what runs", f.pruneRunning)
 	t.Run("exec", f.exec)
 	t.Run("attach", f.attach)
 	t.Run("logs", f.logs)
@@ -76,6 +78,13 @@ func Conformance(t *testing.T, f Fixture) {
 		}
 		_, err = f.Client.Remove(ctx, &huskv1.RemoveRequest{Name: f.Pod})
 		wantCode(t, err, codes.NotFound)
+	})
+	t.Run("prune", func(t *testing.T) {
+		f.events(ctx, t, true)
+		if _, err := f.Client.Stop(ctx, &huskv1.StopRequest{Name: f.Pod, HasGrace: true}); err != nil {
+			t.Fatal(err)
+		}
+		f.pruneStopped(t)
 	})
 }
 

@@ -85,6 +85,7 @@ func (h *Huskd) Listen(path string) error {
 	h.mu.Unlock()
 	huskv1.RegisterHuskServer(server, h)
 	huskv1.RegisterSystemServer(server, system{h: h})
+	huskv1.RegisterStorageServer(server, storage{h: h})
 	huskv1.RegisterManifestsServer(server, manifests{h: h})
 	go func() { _ = server.Serve(l) }() // ended by Close
 	return nil

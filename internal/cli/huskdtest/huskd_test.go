@@ -34,6 +34,7 @@ func TestConformance(t *testing.T) {
 	Conformance(t, Fixture{
 		Client:    huskv1.NewHuskClient(cc),
 		System:    huskv1.NewSystemClient(cc),
+		Storage:   huskv1.NewStorageClient(cc),
 		Manifests: huskv1.NewManifestsClient(cc),
 		Manifest:  []byte("{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: localhost/web:latest, command: [cat], stdin: true}]}}"),
 		Pod:       "web",

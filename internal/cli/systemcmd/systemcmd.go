@@ -24,12 +24,12 @@ func New(app App) []*cobra.Command {
 	system := &cobra.Command{
 		Use:   "system",
 		Short: "Describe the node, show what takes disk space, and free it.",
-		Example: `husk system info
-husk system info -o yaml`,
+		Example: `husk system df
+husk system prune`,
 		Args: usageerror.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	system.AddCommand(t.info("system info"))
+	system.AddCommand(t.info("system info"), t.df(), t.prune())
 	return []*cobra.Command{t.info("info"), system}
 }
 

@@ -142,15 +142,25 @@ func (db *DB) Collect() error {
 	return err
 }
 
-// Usage returns the size of all blobs and layers in bytes.
-func (db *DB) Usage() (int64, error) {
-	var total int64
+// Blobs returns the sizes of all blobs in bytes.
+func (db *DB) Blobs() (map[digest.Digest]int64, error) {
+	sizes := map[digest.Digest]int64{}
 	err := db.Content.Walk(db.background(), func(blob content.Info) error {
-		total += blob.Size
+		sizes[blob.Digest] = blob.Size
 		return nil
 	})
+	return sizes, err
+}
+
+// Usage returns the size of all blobs and layers in bytes.
+func (db *DB) Usage() (int64, error) {
+	blobs, err := db.Blobs()
 	if err != nil {
 		return 0, err
+	}
+	var total int64
+	for _, size := range blobs {
+		total += size
 	}
 	layers, err := db.Layers.usage(db.background())
 	return total + layers, err
