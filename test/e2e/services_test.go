@@ -160,6 +160,9 @@ func TestServices(t *testing.T) {
 	if web.Type != "NodePort" || len(web.Addresses) != 1 || len(web.Ports) != 1 || web.Ready != 3 || len(web.Ports[0].Endpoints) != 3 {
 		t.Fatalf("husk net services has %+v", web)
 	}
+	if out := n.MustHusk("net", "explain", "client", "web", "8000"); !strings.Contains(out, "leads to "+web.Ports[0].Endpoints[0]+", one of 3 endpoints\n") || !strings.Contains(out, "pod default/web-") {
+		t.Errorf("husk net explain prints\n%s", out)
+	}
 	address, nodePort := fmt.Sprintf("%s:8000", web.Addresses[0]), fmt.Sprintf("%s:%d", node.Address4, web.Ports[0].NodePort)
 	env := &testEnv{Node: n, t: t}
 	pods := func() (out []string) {
