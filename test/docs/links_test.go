@@ -102,3 +102,17 @@ func TestMakeTargetsExist(t *testing.T) {
 		}
 	}
 }
+
+// TestReadmeListsPages: a reader finds each page in the README's list.
+func TestReadmeListsPages(t *testing.T) {
+	_, list, ok := strings.Cut(read(t, "README.md"), "\n## Documentation\n")
+	if !ok {
+		t.Fatal("README.md has no list of documents")
+	}
+	for _, file := range files(t, ".md") {
+		page := strings.HasPrefix(file, "docs/") && (!strings.HasPrefix(file, "docs/decisions/") || file == "docs/decisions/README.md")
+		if page && strings.Count(list, "("+file+")") != 1 {
+			t.Errorf("README.md lists %s %d times: name it once, for its readers", file, strings.Count(list, "("+file+")"))
+		}
+	}
+}

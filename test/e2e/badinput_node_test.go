@@ -54,7 +54,7 @@ func TestBadName(t *testing.T) {
 	w.fails("exec of a file", w.Husk("exec", "other", "--", "/etc/passwd"), 126, `.*/etc/passwd.*permission denied.*`)
 	w.fails("image rm", w.Husk("image", "rm", "localhost/absent:1"), 1, `husk: .*localhost/absent:1.*`)
 	w.fails("image rm of an image in use", w.Husk("image", "rm", "localhost/web:1"), 1, `husk: .*localhost/web:1.*`)
-	w.fails("an unknown command", w.Husk("strat"), 2, `husk: unknown command "husk strat": see husk --help`)
+	w.fails("an unknown command", w.Husk("strat"), 2, `husk: unknown command "husk strat", did you mean "start": see husk --help`)
 	w.fails("an unknown flag", w.Husk("ps", "--absent"), 2, `husk: .*--absent.*`)
 	w.fails("an unknown output format", w.Husk("ps", "-o", "xml"), 2, `husk: .*xml.*`)
 	w.fails("a malformed duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
