@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/image/database"
+	"github.com/huskd/husk/internal/image/loginfile"
 )
 
 // stallTimeout is how long a pull may go without receiving a byte.
@@ -80,6 +82,9 @@ type Store struct {
 	partials partials
 	flusher  *flusher
 
+	// Logins are the node's own.
+	Logins Logins
+
 	stall time.Duration // stallTimeout; shorter in tests
 }
 
@@ -101,6 +106,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		index:    newIndex(shortNames(cmp.Or(cfg.ShortNames, DockerHub))),
 		unpacker: unpacker{db: db, root: cfg.Root},
 		flusher:  newFlusher(db, log),
+		Logins:   Logins{cfg.CertsDir, loginfile.At(filepath.Join(cfg.Root, "logins.json"))},
 		stall:    stallTimeout,
 	}
 	s.ctx, s.cancel = context.WithCancel(db.Context(context.Background()))

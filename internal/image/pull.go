@@ -29,7 +29,7 @@ type PullOptions struct {
 	// Platform is, for example, linux/arm64; empty is this host's.
 	Platform string
 	// Username and Password are a login at the registry. A password without a
-	// user name is a token.
+	// user name is a token. Without any, it is the node's own, see Logins.
 	Username, Password string
 	// Token is a bearer token of the registry. It overrides the login.
 	Token string
@@ -50,12 +50,11 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
-	p := &puller{
-		Store:    s,
-		name:     named,
-		platform: platform,
-		login:    registry.Login{Username: opts.Username, Password: opts.Password, Token: opts.Token},
+	login, err := s.Logins.or(registry.Login{Username: opts.Username, Password: opts.Password, Token: opts.Token}, named)
+	if err != nil {
+		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
+	p := &puller{Store: s, name: named, platform: platform, login: login}
 	key := pullKey{named.String(), platforms.Format(platform), p.login}
 	shared, err := s.join(ctx, key, p.run)
 	if err != nil {

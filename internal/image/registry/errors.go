@@ -111,10 +111,10 @@ func denies(status int) bool {
 func (r *Registry) denial() error {
 	if r.login.Password != "" {
 		return errdefs.ErrPermissionDenied.WithMessage(
-			fmt.Sprintf("registry %s denied access with this login: check the user name and the password, and that they may pull it", r.name))
+			fmt.Sprintf("registry %s denied access with this login: check the user name and the password, and what they may do there", r.name))
 	}
 	return errdefs.ErrUnauthenticated.WithMessage(
-		fmt.Sprintf("registry %s denied anonymous access, or has no such image: check the name, or give a login that may pull it", r.name))
+		fmt.Sprintf("registry %s denied anonymous access, or has no such image: check the name, or give a login that may pull it, as by husk login %s", r.name, r.name))
 }
 
 // missing explains which part of an unknown image name is wrong.
