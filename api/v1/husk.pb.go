@@ -5321,6 +5321,614 @@ func (x *KillResponse) GetContainer() string {
 	return ""
 }
 
+type TagImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagImageRequest) Reset() {
+	*x = TagImageRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagImageRequest) ProtoMessage() {}
+
+func (x *TagImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagImageRequest.ProtoReflect.Descriptor instead.
+func (*TagImageRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *TagImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TagImageRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+type TagImageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // the new one, in full
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	FormerId      string                 `protobuf:"bytes,3,opt,name=former_id,json=formerId,proto3" json:"former_id,omitempty"` // of the image that has lost the name, if any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagImageResponse) Reset() {
+	*x = TagImageResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagImageResponse) ProtoMessage() {}
+
+func (x *TagImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagImageResponse.ProtoReflect.Descriptor instead.
+func (*TagImageResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *TagImageResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TagImageResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *TagImageResponse) GetFormerId() string {
+	if x != nil {
+		return x.FormerId
+	}
+	return ""
+}
+
+type InspectImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectImageRequest) Reset() {
+	*x = InspectImageRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectImageRequest) ProtoMessage() {}
+
+func (x *InspectImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectImageRequest.ProtoReflect.Descriptor instead.
+func (*InspectImageRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *InspectImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type InspectImageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Json          []byte                 `protobuf:"bytes,1,opt,name=json,proto3" json:"json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectImageResponse) Reset() {
+	*x = InspectImageResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectImageResponse) ProtoMessage() {}
+
+func (x *InspectImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectImageResponse.ProtoReflect.Descriptor instead.
+func (*InspectImageResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *InspectImageResponse) GetJson() []byte {
+	if x != nil {
+		return x.Json
+	}
+	return nil
+}
+
+type SaveImagesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveImagesRequest) Reset() {
+	*x = SaveImagesRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveImagesRequest) ProtoMessage() {}
+
+func (x *SaveImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveImagesRequest.ProtoReflect.Descriptor instead.
+func (*SaveImagesRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *SaveImagesRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+type SaveImagesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveImagesResponse) Reset() {
+	*x = SaveImagesResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveImagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveImagesResponse) ProtoMessage() {}
+
+func (x *SaveImagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveImagesResponse.ProtoReflect.Descriptor instead.
+func (*SaveImagesResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *SaveImagesResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+type PushImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"` // another name at the registry
+	Username      string                 `protobuf:"bytes,3,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,4,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushImageRequest) Reset() {
+	*x = PushImageRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushImageRequest) ProtoMessage() {}
+
+func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
+func (*PushImageRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *PushImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *PushImageRequest) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+type PushImageEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // of a blob
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`  // at the registry; set in the last event, whose digest is the manifest's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushImageEvent) Reset() {
+	*x = PushImageEvent{}
+	mi := &file_api_v1_husk_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushImageEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushImageEvent) ProtoMessage() {}
+
+func (x *PushImageEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushImageEvent.ProtoReflect.Descriptor instead.
+func (*PushImageEvent) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *PushImageEvent) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *PushImageEvent) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PushImageEvent) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type LoginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,3,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoginRequest) Reset() {
+	*x = LoginRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoginRequest) ProtoMessage() {}
+
+func (x *LoginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoginRequest.ProtoReflect.Descriptor instead.
+func (*LoginRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *LoginRequest) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *LoginRequest) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *LoginRequest) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+type LoginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoginResponse) Reset() {
+	*x = LoginResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoginResponse) ProtoMessage() {}
+
+func (x *LoginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoginResponse.ProtoReflect.Descriptor instead.
+func (*LoginResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *LoginResponse) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+type LogoutRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogoutRequest) Reset() {
+	*x = LogoutRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogoutRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogoutRequest) ProtoMessage() {}
+
+func (x *LogoutRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogoutRequest.ProtoReflect.Descriptor instead.
+func (*LogoutRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *LogoutRequest) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+type LogoutResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogoutResponse) Reset() {
+	*x = LogoutResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogoutResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogoutResponse) ProtoMessage() {}
+
+func (x *LogoutResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogoutResponse.ProtoReflect.Descriptor instead.
+func (*LogoutResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *LogoutResponse) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
 type CopyFromRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the pod
@@ -5332,7 +5940,7 @@ type CopyFromRequest struct {
 
 func (x *CopyFromRequest) Reset() {
 	*x = CopyFromRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5344,7 +5952,7 @@ func (x *CopyFromRequest) String() string {
 func (*CopyFromRequest) ProtoMessage() {}
 
 func (x *CopyFromRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[80]
+	mi := &file_api_v1_husk_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5357,7 +5965,7 @@ func (x *CopyFromRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyFromRequest.ProtoReflect.Descriptor instead.
 func (*CopyFromRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{80}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CopyFromRequest) GetName() string {
@@ -5391,7 +5999,7 @@ type CopyFromResponse struct {
 
 func (x *CopyFromResponse) Reset() {
 	*x = CopyFromResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5403,7 +6011,7 @@ func (x *CopyFromResponse) String() string {
 func (*CopyFromResponse) ProtoMessage() {}
 
 func (x *CopyFromResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[81]
+	mi := &file_api_v1_husk_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5416,7 +6024,7 @@ func (x *CopyFromResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyFromResponse.ProtoReflect.Descriptor instead.
 func (*CopyFromResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{81}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *CopyFromResponse) GetChunk() []byte {
@@ -5447,7 +6055,7 @@ type CopyToRequest struct {
 
 func (x *CopyToRequest) Reset() {
 	*x = CopyToRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +6067,7 @@ func (x *CopyToRequest) String() string {
 func (*CopyToRequest) ProtoMessage() {}
 
 func (x *CopyToRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[82]
+	mi := &file_api_v1_husk_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +6080,7 @@ func (x *CopyToRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyToRequest.ProtoReflect.Descriptor instead.
 func (*CopyToRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{82}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CopyToRequest) GetName() string {
@@ -5525,7 +6133,7 @@ type CopyToResponse struct {
 
 func (x *CopyToResponse) Reset() {
 	*x = CopyToResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5537,7 +6145,7 @@ func (x *CopyToResponse) String() string {
 func (*CopyToResponse) ProtoMessage() {}
 
 func (x *CopyToResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[83]
+	mi := &file_api_v1_husk_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5550,7 +6158,7 @@ func (x *CopyToResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyToResponse.ProtoReflect.Descriptor instead.
 func (*CopyToResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{83}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{95}
 }
 
 type ListVolumesRequest struct {
@@ -5561,7 +6169,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5573,7 +6181,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[84]
+	mi := &file_api_v1_husk_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5586,7 +6194,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{84}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
 }
 
 type ListVolumesResponse struct {
@@ -5598,7 +6206,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[85]
+	mi := &file_api_v1_husk_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5610,7 +6218,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[85]
+	mi := &file_api_v1_husk_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5623,7 +6231,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{85}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -5654,7 +6262,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_v1_husk_proto_msgTypes[86]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5666,7 +6274,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[86]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5679,7 +6287,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{86}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Volume) GetNamespace() string {
@@ -5755,7 +6363,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[87]
+	mi := &file_api_v1_husk_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5767,7 +6375,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[87]
+	mi := &file_api_v1_husk_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5780,7 +6388,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{87}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *InspectVolumeRequest) GetNamespace() string {
@@ -5807,7 +6415,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[88]
+	mi := &file_api_v1_husk_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5819,7 +6427,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[88]
+	mi := &file_api_v1_husk_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5832,7 +6440,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{88}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExportVolumeRequest) GetNamespace() string {
@@ -5858,7 +6466,7 @@ type VolumeChunk struct {
 
 func (x *VolumeChunk) Reset() {
 	*x = VolumeChunk{}
-	mi := &file_api_v1_husk_proto_msgTypes[89]
+	mi := &file_api_v1_husk_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5870,7 +6478,7 @@ func (x *VolumeChunk) String() string {
 func (*VolumeChunk) ProtoMessage() {}
 
 func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[89]
+	mi := &file_api_v1_husk_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5883,7 +6491,7 @@ func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeChunk.ProtoReflect.Descriptor instead.
 func (*VolumeChunk) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{89}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *VolumeChunk) GetChunk() []byte {
@@ -5904,7 +6512,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[90]
+	mi := &file_api_v1_husk_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5916,7 +6524,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[90]
+	mi := &file_api_v1_husk_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5929,7 +6537,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{90}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ImportVolumeRequest) GetNamespace() string {
@@ -5961,7 +6569,7 @@ type ImportVolumeResponse struct {
 
 func (x *ImportVolumeResponse) Reset() {
 	*x = ImportVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[91]
+	mi := &file_api_v1_husk_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5973,7 +6581,7 @@ func (x *ImportVolumeResponse) String() string {
 func (*ImportVolumeResponse) ProtoMessage() {}
 
 func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[91]
+	mi := &file_api_v1_husk_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5986,7 +6594,7 @@ func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ImportVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{91}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
 }
 
 type RemoveVolumeRequest struct {
@@ -5999,7 +6607,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[92]
+	mi := &file_api_v1_husk_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6011,7 +6619,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[92]
+	mi := &file_api_v1_husk_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6024,7 +6632,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{92}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -6049,7 +6657,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[93]
+	mi := &file_api_v1_husk_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6061,7 +6669,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[93]
+	mi := &file_api_v1_husk_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6074,7 +6682,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{93}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
 }
 
 type ListObjectsRequest struct {
@@ -6085,7 +6693,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[94]
+	mi := &file_api_v1_husk_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6097,7 +6705,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[94]
+	mi := &file_api_v1_husk_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6110,7 +6718,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{94}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
 }
 
 type ListObjectsResponse struct {
@@ -6122,7 +6730,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[95]
+	mi := &file_api_v1_husk_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +6742,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[95]
+	mi := &file_api_v1_husk_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +6755,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{95}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -6170,7 +6778,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_v1_husk_proto_msgTypes[96]
+	mi := &file_api_v1_husk_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6182,7 +6790,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[96]
+	mi := &file_api_v1_husk_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6195,7 +6803,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Object) GetKind() string {
@@ -6247,7 +6855,7 @@ type RemoveFileRequest struct {
 
 func (x *RemoveFileRequest) Reset() {
 	*x = RemoveFileRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[97]
+	mi := &file_api_v1_husk_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6867,7 @@ func (x *RemoveFileRequest) String() string {
 func (*RemoveFileRequest) ProtoMessage() {}
 
 func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[97]
+	mi := &file_api_v1_husk_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6880,7 @@ func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RemoveFileRequest) GetFile() string {
@@ -6323,7 +6931,7 @@ type RemoveFileEvent struct {
 
 func (x *RemoveFileEvent) Reset() {
 	*x = RemoveFileEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[98]
+	mi := &file_api_v1_husk_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6943,7 @@ func (x *RemoveFileEvent) String() string {
 func (*RemoveFileEvent) ProtoMessage() {}
 
 func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[98]
+	mi := &file_api_v1_husk_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6348,7 +6956,7 @@ func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileEvent.ProtoReflect.Descriptor instead.
 func (*RemoveFileEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RemoveFileEvent) GetKind() string {
@@ -6387,7 +6995,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[99]
+	mi := &file_api_v1_husk_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6399,7 +7007,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[99]
+	mi := &file_api_v1_husk_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6412,7 +7020,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
 }
 
 type ListServicesResponse struct {
@@ -6425,7 +7033,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[100]
+	mi := &file_api_v1_husk_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6437,7 +7045,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[100]
+	mi := &file_api_v1_husk_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6450,7 +7058,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -6479,7 +7087,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_api_v1_husk_proto_msgTypes[101]
+	mi := &file_api_v1_husk_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6491,7 +7099,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[101]
+	mi := &file_api_v1_husk_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6504,7 +7112,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Service) GetNamespace() string {
@@ -6577,7 +7185,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_api_v1_husk_proto_msgTypes[102]
+	mi := &file_api_v1_husk_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6589,7 +7197,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[102]
+	mi := &file_api_v1_husk_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6602,7 +7210,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ServicePort) GetName() string {
@@ -6648,7 +7256,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[103]
+	mi := &file_api_v1_husk_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +7268,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[103]
+	mi := &file_api_v1_husk_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +7281,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{115}
 }
 
 type InfoResponse struct {
@@ -6706,7 +7314,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[104]
+	mi := &file_api_v1_husk_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6718,7 +7326,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[104]
+	mi := &file_api_v1_husk_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6731,7 +7339,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -6887,7 +7495,7 @@ type StorageInfo struct {
 
 func (x *StorageInfo) Reset() {
 	*x = StorageInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[105]
+	mi := &file_api_v1_husk_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6899,7 +7507,7 @@ func (x *StorageInfo) String() string {
 func (*StorageInfo) ProtoMessage() {}
 
 func (x *StorageInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[105]
+	mi := &file_api_v1_husk_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6912,7 +7520,7 @@ func (x *StorageInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageInfo.ProtoReflect.Descriptor instead.
 func (*StorageInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *StorageInfo) GetSnapshotter() string {
@@ -6963,7 +7571,7 @@ type RuntimeInfo struct {
 
 func (x *RuntimeInfo) Reset() {
 	*x = RuntimeInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[106]
+	mi := &file_api_v1_husk_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6975,7 +7583,7 @@ func (x *RuntimeInfo) String() string {
 func (*RuntimeInfo) ProtoMessage() {}
 
 func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[106]
+	mi := &file_api_v1_husk_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6988,7 +7596,7 @@ func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
 func (*RuntimeInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RuntimeInfo) GetHandler() string {
@@ -7044,7 +7652,7 @@ type NetworkInfo struct {
 
 func (x *NetworkInfo) Reset() {
 	*x = NetworkInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[107]
+	mi := &file_api_v1_husk_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +7664,7 @@ func (x *NetworkInfo) String() string {
 func (*NetworkInfo) ProtoMessage() {}
 
 func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[107]
+	mi := &file_api_v1_husk_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +7677,7 @@ func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInfo.ProtoReflect.Descriptor instead.
 func (*NetworkInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *NetworkInfo) GetMode() string {
@@ -7151,7 +7759,7 @@ type HostInfo struct {
 
 func (x *HostInfo) Reset() {
 	*x = HostInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[108]
+	mi := &file_api_v1_husk_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7163,7 +7771,7 @@ func (x *HostInfo) String() string {
 func (*HostInfo) ProtoMessage() {}
 
 func (x *HostInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[108]
+	mi := &file_api_v1_husk_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7176,7 +7784,7 @@ func (x *HostInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
 func (*HostInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *HostInfo) GetOs() string {
@@ -7245,7 +7853,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_api_v1_husk_proto_msgTypes[109]
+	mi := &file_api_v1_husk_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7257,7 +7865,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[109]
+	mi := &file_api_v1_husk_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7270,7 +7878,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Count) GetRunning() int32 {
@@ -7295,7 +7903,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[110]
+	mi := &file_api_v1_husk_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7307,7 +7915,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[110]
+	mi := &file_api_v1_husk_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7320,7 +7928,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{122}
 }
 
 type DiskUsageResponse struct {
@@ -7332,7 +7940,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[111]
+	mi := &file_api_v1_husk_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7344,7 +7952,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[111]
+	mi := &file_api_v1_husk_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7357,7 +7965,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *DiskUsageResponse) GetKinds() []*DiskUse {
@@ -7380,7 +7988,7 @@ type DiskUse struct {
 
 func (x *DiskUse) Reset() {
 	*x = DiskUse{}
-	mi := &file_api_v1_husk_proto_msgTypes[112]
+	mi := &file_api_v1_husk_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7392,7 +8000,7 @@ func (x *DiskUse) String() string {
 func (*DiskUse) ProtoMessage() {}
 
 func (x *DiskUse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[112]
+	mi := &file_api_v1_husk_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7405,7 +8013,7 @@ func (x *DiskUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUse.ProtoReflect.Descriptor instead.
 func (*DiskUse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *DiskUse) GetKind() string {
@@ -7456,7 +8064,7 @@ type DiskItem struct {
 
 func (x *DiskItem) Reset() {
 	*x = DiskItem{}
-	mi := &file_api_v1_husk_proto_msgTypes[113]
+	mi := &file_api_v1_husk_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7468,7 +8076,7 @@ func (x *DiskItem) String() string {
 func (*DiskItem) ProtoMessage() {}
 
 func (x *DiskItem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[113]
+	mi := &file_api_v1_husk_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7481,7 +8089,7 @@ func (x *DiskItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskItem.ProtoReflect.Descriptor instead.
 func (*DiskItem) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *DiskItem) GetId() string {
@@ -7529,7 +8137,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[114]
+	mi := &file_api_v1_husk_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7541,7 +8149,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[114]
+	mi := &file_api_v1_husk_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7554,7 +8162,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{114}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *PruneRequest) GetAllImages() bool {
@@ -7588,7 +8196,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[115]
+	mi := &file_api_v1_husk_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +8208,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[115]
+	mi := &file_api_v1_husk_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +8221,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{115}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *PruneResponse) GetPods() []string {
@@ -7667,7 +8275,7 @@ type GenerateRequest struct {
 
 func (x *GenerateRequest) Reset() {
 	*x = GenerateRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[116]
+	mi := &file_api_v1_husk_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7679,7 +8287,7 @@ func (x *GenerateRequest) String() string {
 func (*GenerateRequest) ProtoMessage() {}
 
 func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[116]
+	mi := &file_api_v1_husk_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7692,7 +8300,7 @@ func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
 func (*GenerateRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{116}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *GenerateRequest) GetName() string {
@@ -7711,7 +8319,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[117]
+	mi := &file_api_v1_husk_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7723,7 +8331,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[117]
+	mi := &file_api_v1_husk_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7736,7 +8344,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{117}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *GenerateResponse) GetYaml() []byte {
@@ -8151,7 +8759,41 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fKillResponse\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
-	"\tcontainer\x18\x03 \x01(\tR\tcontainer\"W\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\"7\n" +
+	"\x0fTagImageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\"S\n" +
+	"\x10TagImageResponse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1b\n" +
+	"\tformer_id\x18\x03 \x01(\tR\bformerId\")\n" +
+	"\x13InspectImageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"*\n" +
+	"\x14InspectImageResponse\x12\x12\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\")\n" +
+	"\x11SaveImagesRequest\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\"*\n" +
+	"\x12SaveImagesResponse\x12\x14\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"n\n" +
+	"\x10PushImageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
+	"\busername\x18\x03 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x04 \x01(\tR\bpassword\"P\n" +
+	"\x0ePushImageEvent\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"b\n" +
+	"\fLoginRequest\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x03 \x01(\tR\bpassword\"+\n" +
+	"\rLoginResponse\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\"+\n" +
+	"\rLogoutRequest\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\",\n" +
+	"\x0eLogoutResponse\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\"W\n" +
 	"\x0fCopyFromRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12\x12\n" +
@@ -8370,7 +9012,15 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\tLifecycle\x126\n" +
 	"\x05Start\x12\x15.husk.v1.StartRequest\x1a\x16.husk.v1.StartResponse\x12<\n" +
 	"\aRestart\x12\x17.husk.v1.RestartRequest\x1a\x18.husk.v1.RestartResponse\x123\n" +
-	"\x04Kill\x12\x14.husk.v1.KillRequest\x1a\x15.husk.v1.KillResponse2\x87\x01\n" +
+	"\x04Kill\x12\x14.husk.v1.KillRequest\x1a\x15.husk.v1.KillResponse2\x95\x03\n" +
+	"\x06Images\x12?\n" +
+	"\bTagImage\x12\x18.husk.v1.TagImageRequest\x1a\x19.husk.v1.TagImageResponse\x12K\n" +
+	"\fInspectImage\x12\x1c.husk.v1.InspectImageRequest\x1a\x1d.husk.v1.InspectImageResponse\x12G\n" +
+	"\n" +
+	"SaveImages\x12\x1a.husk.v1.SaveImagesRequest\x1a\x1b.husk.v1.SaveImagesResponse0\x01\x12A\n" +
+	"\tPushImage\x12\x19.husk.v1.PushImageRequest\x1a\x17.husk.v1.PushImageEvent0\x01\x126\n" +
+	"\x05Login\x12\x15.husk.v1.LoginRequest\x1a\x16.husk.v1.LoginResponse\x129\n" +
+	"\x06Logout\x12\x16.husk.v1.LogoutRequest\x1a\x17.husk.v1.LogoutResponse2\x87\x01\n" +
 	"\x05Files\x12A\n" +
 	"\bCopyFrom\x12\x18.husk.v1.CopyFromRequest\x1a\x19.husk.v1.CopyFromResponse0\x01\x12;\n" +
 	"\x06CopyTo\x12\x16.husk.v1.CopyToRequest\x1a\x17.husk.v1.CopyToResponse(\x012\xf6\x02\n" +
@@ -8406,7 +9056,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -8488,50 +9138,62 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*RestartResponse)(nil),           // 77: husk.v1.RestartResponse
 	(*KillRequest)(nil),               // 78: husk.v1.KillRequest
 	(*KillResponse)(nil),              // 79: husk.v1.KillResponse
-	(*CopyFromRequest)(nil),           // 80: husk.v1.CopyFromRequest
-	(*CopyFromResponse)(nil),          // 81: husk.v1.CopyFromResponse
-	(*CopyToRequest)(nil),             // 82: husk.v1.CopyToRequest
-	(*CopyToResponse)(nil),            // 83: husk.v1.CopyToResponse
-	(*ListVolumesRequest)(nil),        // 84: husk.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 85: husk.v1.ListVolumesResponse
-	(*Volume)(nil),                    // 86: husk.v1.Volume
-	(*InspectVolumeRequest)(nil),      // 87: husk.v1.InspectVolumeRequest
-	(*ExportVolumeRequest)(nil),       // 88: husk.v1.ExportVolumeRequest
-	(*VolumeChunk)(nil),               // 89: husk.v1.VolumeChunk
-	(*ImportVolumeRequest)(nil),       // 90: husk.v1.ImportVolumeRequest
-	(*ImportVolumeResponse)(nil),      // 91: husk.v1.ImportVolumeResponse
-	(*RemoveVolumeRequest)(nil),       // 92: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 93: husk.v1.RemoveVolumeResponse
-	(*ListObjectsRequest)(nil),        // 94: husk.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 95: husk.v1.ListObjectsResponse
-	(*Object)(nil),                    // 96: husk.v1.Object
-	(*RemoveFileRequest)(nil),         // 97: husk.v1.RemoveFileRequest
-	(*RemoveFileEvent)(nil),           // 98: husk.v1.RemoveFileEvent
-	(*ListServicesRequest)(nil),       // 99: husk.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 100: husk.v1.ListServicesResponse
-	(*Service)(nil),                   // 101: husk.v1.Service
-	(*ServicePort)(nil),               // 102: husk.v1.ServicePort
-	(*InfoRequest)(nil),               // 103: husk.v1.InfoRequest
-	(*InfoResponse)(nil),              // 104: husk.v1.InfoResponse
-	(*StorageInfo)(nil),               // 105: husk.v1.StorageInfo
-	(*RuntimeInfo)(nil),               // 106: husk.v1.RuntimeInfo
-	(*NetworkInfo)(nil),               // 107: husk.v1.NetworkInfo
-	(*HostInfo)(nil),                  // 108: husk.v1.HostInfo
-	(*Count)(nil),                     // 109: husk.v1.Count
-	(*DiskUsageRequest)(nil),          // 110: husk.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),         // 111: husk.v1.DiskUsageResponse
-	(*DiskUse)(nil),                   // 112: husk.v1.DiskUse
-	(*DiskItem)(nil),                  // 113: husk.v1.DiskItem
-	(*PruneRequest)(nil),              // 114: husk.v1.PruneRequest
-	(*PruneResponse)(nil),             // 115: husk.v1.PruneResponse
-	(*GenerateRequest)(nil),           // 116: husk.v1.GenerateRequest
-	(*GenerateResponse)(nil),          // 117: husk.v1.GenerateResponse
-	nil,                               // 118: husk.v1.Pod.LabelsEntry
+	(*TagImageRequest)(nil),           // 80: husk.v1.TagImageRequest
+	(*TagImageResponse)(nil),          // 81: husk.v1.TagImageResponse
+	(*InspectImageRequest)(nil),       // 82: husk.v1.InspectImageRequest
+	(*InspectImageResponse)(nil),      // 83: husk.v1.InspectImageResponse
+	(*SaveImagesRequest)(nil),         // 84: husk.v1.SaveImagesRequest
+	(*SaveImagesResponse)(nil),        // 85: husk.v1.SaveImagesResponse
+	(*PushImageRequest)(nil),          // 86: husk.v1.PushImageRequest
+	(*PushImageEvent)(nil),            // 87: husk.v1.PushImageEvent
+	(*LoginRequest)(nil),              // 88: husk.v1.LoginRequest
+	(*LoginResponse)(nil),             // 89: husk.v1.LoginResponse
+	(*LogoutRequest)(nil),             // 90: husk.v1.LogoutRequest
+	(*LogoutResponse)(nil),            // 91: husk.v1.LogoutResponse
+	(*CopyFromRequest)(nil),           // 92: husk.v1.CopyFromRequest
+	(*CopyFromResponse)(nil),          // 93: husk.v1.CopyFromResponse
+	(*CopyToRequest)(nil),             // 94: husk.v1.CopyToRequest
+	(*CopyToResponse)(nil),            // 95: husk.v1.CopyToResponse
+	(*ListVolumesRequest)(nil),        // 96: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 97: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 98: husk.v1.Volume
+	(*InspectVolumeRequest)(nil),      // 99: husk.v1.InspectVolumeRequest
+	(*ExportVolumeRequest)(nil),       // 100: husk.v1.ExportVolumeRequest
+	(*VolumeChunk)(nil),               // 101: husk.v1.VolumeChunk
+	(*ImportVolumeRequest)(nil),       // 102: husk.v1.ImportVolumeRequest
+	(*ImportVolumeResponse)(nil),      // 103: husk.v1.ImportVolumeResponse
+	(*RemoveVolumeRequest)(nil),       // 104: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 105: husk.v1.RemoveVolumeResponse
+	(*ListObjectsRequest)(nil),        // 106: husk.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 107: husk.v1.ListObjectsResponse
+	(*Object)(nil),                    // 108: husk.v1.Object
+	(*RemoveFileRequest)(nil),         // 109: husk.v1.RemoveFileRequest
+	(*RemoveFileEvent)(nil),           // 110: husk.v1.RemoveFileEvent
+	(*ListServicesRequest)(nil),       // 111: husk.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 112: husk.v1.ListServicesResponse
+	(*Service)(nil),                   // 113: husk.v1.Service
+	(*ServicePort)(nil),               // 114: husk.v1.ServicePort
+	(*InfoRequest)(nil),               // 115: husk.v1.InfoRequest
+	(*InfoResponse)(nil),              // 116: husk.v1.InfoResponse
+	(*StorageInfo)(nil),               // 117: husk.v1.StorageInfo
+	(*RuntimeInfo)(nil),               // 118: husk.v1.RuntimeInfo
+	(*NetworkInfo)(nil),               // 119: husk.v1.NetworkInfo
+	(*HostInfo)(nil),                  // 120: husk.v1.HostInfo
+	(*Count)(nil),                     // 121: husk.v1.Count
+	(*DiskUsageRequest)(nil),          // 122: husk.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),         // 123: husk.v1.DiskUsageResponse
+	(*DiskUse)(nil),                   // 124: husk.v1.DiskUse
+	(*DiskItem)(nil),                  // 125: husk.v1.DiskItem
+	(*PruneRequest)(nil),              // 126: husk.v1.PruneRequest
+	(*PruneResponse)(nil),             // 127: husk.v1.PruneResponse
+	(*GenerateRequest)(nil),           // 128: husk.v1.GenerateRequest
+	(*GenerateResponse)(nil),          // 129: husk.v1.GenerateResponse
+	nil,                               // 130: husk.v1.Pod.LabelsEntry
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	38,  // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,   // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
-	118, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
+	130, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
 	4,   // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
 	14,  // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
 	24,  // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
@@ -8556,18 +9218,18 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	65,  // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
 	68,  // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
 	71,  // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	86,  // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	96,  // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	101, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
-	102, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
-	105, // 31: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
-	106, // 32: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
-	107, // 33: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
-	108, // 34: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
-	109, // 35: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
-	109, // 36: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
-	112, // 37: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
-	113, // 38: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
+	98,  // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	108, // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	113, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	114, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	117, // 31: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
+	118, // 32: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
+	119, // 33: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
+	120, // 34: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
+	121, // 35: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
+	121, // 36: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
+	124, // 37: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
+	125, // 38: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
 	0,   // 39: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
 	2,   // 40: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
 	6,   // 41: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
@@ -8600,68 +9262,80 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	74,  // 68: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
 	76,  // 69: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
 	78,  // 70: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
-	80,  // 71: husk.v1.Files.CopyFrom:input_type -> husk.v1.CopyFromRequest
-	82,  // 72: husk.v1.Files.CopyTo:input_type -> husk.v1.CopyToRequest
-	84,  // 73: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	92,  // 74: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	87,  // 75: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	88,  // 76: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	90,  // 77: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	94,  // 78: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	97,  // 79: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	99,  // 80: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
-	103, // 81: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
-	110, // 82: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
-	114, // 83: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
-	116, // 84: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
-	1,   // 85: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,   // 86: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,   // 87: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,   // 88: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11,  // 89: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13,  // 90: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16,  // 91: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14,  // 92: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14,  // 93: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	20,  // 94: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	22,  // 95: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	26,  // 96: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	26,  // 97: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	29,  // 98: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	32,  // 99: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	34,  // 100: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	42,  // 101: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	42,  // 102: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	45,  // 103: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	47,  // 104: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	49,  // 105: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	51,  // 106: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	54,  // 107: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	56,  // 108: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	60,  // 109: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	62,  // 110: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	67,  // 111: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	70,  // 112: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	73,  // 113: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	75,  // 114: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
-	77,  // 115: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
-	79,  // 116: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
-	81,  // 117: husk.v1.Files.CopyFrom:output_type -> husk.v1.CopyFromResponse
-	83,  // 118: husk.v1.Files.CopyTo:output_type -> husk.v1.CopyToResponse
-	85,  // 119: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	93,  // 120: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	86,  // 121: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	89,  // 122: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	91,  // 123: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	95,  // 124: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	98,  // 125: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	100, // 126: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
-	104, // 127: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
-	111, // 128: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
-	115, // 129: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
-	117, // 130: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
-	85,  // [85:131] is the sub-list for method output_type
-	39,  // [39:85] is the sub-list for method input_type
+	80,  // 71: husk.v1.Images.TagImage:input_type -> husk.v1.TagImageRequest
+	82,  // 72: husk.v1.Images.InspectImage:input_type -> husk.v1.InspectImageRequest
+	84,  // 73: husk.v1.Images.SaveImages:input_type -> husk.v1.SaveImagesRequest
+	86,  // 74: husk.v1.Images.PushImage:input_type -> husk.v1.PushImageRequest
+	88,  // 75: husk.v1.Images.Login:input_type -> husk.v1.LoginRequest
+	90,  // 76: husk.v1.Images.Logout:input_type -> husk.v1.LogoutRequest
+	92,  // 77: husk.v1.Files.CopyFrom:input_type -> husk.v1.CopyFromRequest
+	94,  // 78: husk.v1.Files.CopyTo:input_type -> husk.v1.CopyToRequest
+	96,  // 79: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	104, // 80: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	99,  // 81: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	100, // 82: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	102, // 83: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	106, // 84: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	109, // 85: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	111, // 86: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	115, // 87: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
+	122, // 88: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
+	126, // 89: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
+	128, // 90: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
+	1,   // 91: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,   // 92: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,   // 93: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,   // 94: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11,  // 95: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13,  // 96: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16,  // 97: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14,  // 98: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14,  // 99: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	20,  // 100: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	22,  // 101: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	26,  // 102: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	26,  // 103: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	29,  // 104: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	32,  // 105: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	34,  // 106: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	42,  // 107: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	42,  // 108: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	45,  // 109: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	47,  // 110: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	49,  // 111: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	51,  // 112: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	54,  // 113: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	56,  // 114: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	60,  // 115: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	62,  // 116: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	67,  // 117: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	70,  // 118: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	73,  // 119: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	75,  // 120: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
+	77,  // 121: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
+	79,  // 122: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
+	81,  // 123: husk.v1.Images.TagImage:output_type -> husk.v1.TagImageResponse
+	83,  // 124: husk.v1.Images.InspectImage:output_type -> husk.v1.InspectImageResponse
+	85,  // 125: husk.v1.Images.SaveImages:output_type -> husk.v1.SaveImagesResponse
+	87,  // 126: husk.v1.Images.PushImage:output_type -> husk.v1.PushImageEvent
+	89,  // 127: husk.v1.Images.Login:output_type -> husk.v1.LoginResponse
+	91,  // 128: husk.v1.Images.Logout:output_type -> husk.v1.LogoutResponse
+	93,  // 129: husk.v1.Files.CopyFrom:output_type -> husk.v1.CopyFromResponse
+	95,  // 130: husk.v1.Files.CopyTo:output_type -> husk.v1.CopyToResponse
+	97,  // 131: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	105, // 132: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	98,  // 133: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	101, // 134: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	103, // 135: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	107, // 136: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	110, // 137: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	112, // 138: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	116, // 139: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
+	123, // 140: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
+	127, // 141: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
+	129, // 142: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
+	91,  // [91:143] is the sub-list for method output_type
+	39,  // [39:91] is the sub-list for method input_type
 	39,  // [39:39] is the sub-list for extension type_name
 	39,  // [39:39] is the sub-list for extension extendee
 	0,   // [0:39] is the sub-list for field type_name
@@ -8694,9 +9368,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   119,
+			NumMessages:   131,
 			NumExtensions: 0,
-			NumServices:   9,
+			NumServices:   10,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

@@ -1435,6 +1435,317 @@ var Lifecycle_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Images_TagImage_FullMethodName     = "/husk.v1.Images/TagImage"
+	Images_InspectImage_FullMethodName = "/husk.v1.Images/InspectImage"
+	Images_SaveImages_FullMethodName   = "/husk.v1.Images/SaveImages"
+	Images_PushImage_FullMethodName    = "/husk.v1.Images/PushImage"
+	Images_Login_FullMethodName        = "/husk.v1.Images/Login"
+	Images_Logout_FullMethodName       = "/husk.v1.Images/Logout"
+)
+
+// ImagesClient is the client API for Images service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Images has what husk image does apart from pulling, loading, listing and removing.
+type ImagesClient interface {
+	TagImage(ctx context.Context, in *TagImageRequest, opts ...grpc.CallOption) (*TagImageResponse, error)
+	// InspectImage returns JSON. Fields that docker has, too, are named as there.
+	InspectImage(ctx context.Context, in *InspectImageRequest, opts ...grpc.CallOption) (*InspectImageResponse, error)
+	// SaveImages sends an OCI archive.
+	SaveImages(ctx context.Context, in *SaveImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SaveImagesResponse], error)
+	// PushImage sends an event for each blob that the registry has got, and one at the end.
+	PushImage(ctx context.Context, in *PushImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PushImageEvent], error)
+	// Login checks a login at a registry and keeps it for all pulls that bring none.
+	Login(ctx context.Context, in *LoginRequest, opts ...grpc.CallOption) (*LoginResponse, error)
+	Logout(ctx context.Context, in *LogoutRequest, opts ...grpc.CallOption) (*LogoutResponse, error)
+}
+
+type imagesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewImagesClient(cc grpc.ClientConnInterface) ImagesClient {
+	return &imagesClient{cc}
+}
+
+func (c *imagesClient) TagImage(ctx context.Context, in *TagImageRequest, opts ...grpc.CallOption) (*TagImageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TagImageResponse)
+	err := c.cc.Invoke(ctx, Images_TagImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imagesClient) InspectImage(ctx context.Context, in *InspectImageRequest, opts ...grpc.CallOption) (*InspectImageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InspectImageResponse)
+	err := c.cc.Invoke(ctx, Images_InspectImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imagesClient) SaveImages(ctx context.Context, in *SaveImagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SaveImagesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[0], Images_SaveImages_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SaveImagesRequest, SaveImagesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_SaveImagesClient = grpc.ServerStreamingClient[SaveImagesResponse]
+
+func (c *imagesClient) PushImage(ctx context.Context, in *PushImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PushImageEvent], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Images_ServiceDesc.Streams[1], Images_PushImage_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PushImageRequest, PushImageEvent]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_PushImageClient = grpc.ServerStreamingClient[PushImageEvent]
+
+func (c *imagesClient) Login(ctx context.Context, in *LoginRequest, opts ...grpc.CallOption) (*LoginResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LoginResponse)
+	err := c.cc.Invoke(ctx, Images_Login_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imagesClient) Logout(ctx context.Context, in *LogoutRequest, opts ...grpc.CallOption) (*LogoutResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LogoutResponse)
+	err := c.cc.Invoke(ctx, Images_Logout_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ImagesServer is the server API for Images service.
+// All implementations must embed UnimplementedImagesServer
+// for forward compatibility.
+//
+// Images has what husk image does apart from pulling, loading, listing and removing.
+type ImagesServer interface {
+	TagImage(context.Context, *TagImageRequest) (*TagImageResponse, error)
+	// InspectImage returns JSON. Fields that docker has, too, are named as there.
+	InspectImage(context.Context, *InspectImageRequest) (*InspectImageResponse, error)
+	// SaveImages sends an OCI archive.
+	SaveImages(*SaveImagesRequest, grpc.ServerStreamingServer[SaveImagesResponse]) error
+	// PushImage sends an event for each blob that the registry has got, and one at the end.
+	PushImage(*PushImageRequest, grpc.ServerStreamingServer[PushImageEvent]) error
+	// Login checks a login at a registry and keeps it for all pulls that bring none.
+	Login(context.Context, *LoginRequest) (*LoginResponse, error)
+	Logout(context.Context, *LogoutRequest) (*LogoutResponse, error)
+	mustEmbedUnimplementedImagesServer()
+}
+
+// UnimplementedImagesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedImagesServer struct{}
+
+func (UnimplementedImagesServer) TagImage(context.Context, *TagImageRequest) (*TagImageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TagImage not implemented")
+}
+func (UnimplementedImagesServer) InspectImage(context.Context, *InspectImageRequest) (*InspectImageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method InspectImage not implemented")
+}
+func (UnimplementedImagesServer) SaveImages(*SaveImagesRequest, grpc.ServerStreamingServer[SaveImagesResponse]) error {
+	return status.Error(codes.Unimplemented, "method SaveImages not implemented")
+}
+func (UnimplementedImagesServer) PushImage(*PushImageRequest, grpc.ServerStreamingServer[PushImageEvent]) error {
+	return status.Error(codes.Unimplemented, "method PushImage not implemented")
+}
+func (UnimplementedImagesServer) Login(context.Context, *LoginRequest) (*LoginResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Login not implemented")
+}
+func (UnimplementedImagesServer) Logout(context.Context, *LogoutRequest) (*LogoutResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Logout not implemented")
+}
+func (UnimplementedImagesServer) mustEmbedUnimplementedImagesServer() {}
+func (UnimplementedImagesServer) testEmbeddedByValue()                {}
+
+// UnsafeImagesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ImagesServer will
+// result in compilation errors.
+type UnsafeImagesServer interface {
+	mustEmbedUnimplementedImagesServer()
+}
+
+func RegisterImagesServer(s grpc.ServiceRegistrar, srv ImagesServer) {
+	// If the following call panics, it indicates UnimplementedImagesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Images_ServiceDesc, srv)
+}
+
+func _Images_TagImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TagImageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).TagImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_TagImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).TagImage(ctx, req.(*TagImageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Images_InspectImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectImageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).InspectImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_InspectImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).InspectImage(ctx, req.(*InspectImageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Images_SaveImages_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SaveImagesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ImagesServer).SaveImages(m, &grpc.GenericServerStream[SaveImagesRequest, SaveImagesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_SaveImagesServer = grpc.ServerStreamingServer[SaveImagesResponse]
+
+func _Images_PushImage_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PushImageRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ImagesServer).PushImage(m, &grpc.GenericServerStream[PushImageRequest, PushImageEvent]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Images_PushImageServer = grpc.ServerStreamingServer[PushImageEvent]
+
+func _Images_Login_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LoginRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).Login(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_Login_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).Login(ctx, req.(*LoginRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Images_Logout_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LogoutRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImagesServer).Logout(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Images_Logout_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImagesServer).Logout(ctx, req.(*LogoutRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Images_ServiceDesc is the grpc.ServiceDesc for Images service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Images_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Images",
+	HandlerType: (*ImagesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "TagImage",
+			Handler:    _Images_TagImage_Handler,
+		},
+		{
+			MethodName: "InspectImage",
+			Handler:    _Images_InspectImage_Handler,
+		},
+		{
+			MethodName: "Login",
+			Handler:    _Images_Login_Handler,
+		},
+		{
+			MethodName: "Logout",
+			Handler:    _Images_Logout_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "SaveImages",
+			Handler:       _Images_SaveImages_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "PushImage",
+			Handler:       _Images_PushImage_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
 	Files_CopyFrom_FullMethodName = "/husk.v1.Files/CopyFrom"
 	Files_CopyTo_FullMethodName   = "/husk.v1.Files/CopyTo"
 )

@@ -201,7 +201,9 @@ husk exec -it web -- sh`,
 	add(groupPods, copycmd.New(copycmd.App{In: a.in, Out: a.out, Errs: a.errs, WithClient: a.withClient, AddContainer: a.addContainer}))
 	add(groupPods, generatecmd.New(generatecmd.App{Out: a.out, WithClient: a.withClient, CompletePods: a.completePods}))
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
-	add(groupImages, imagecmd.New(imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}), volumecmd.New(volumes))
+	images := imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}
+	add(groupImages, imagecmd.New(images), volumecmd.New(volumes))
+	add(groupImages, imagecmd.Logins(images)...)
 	add(groupNet, newNet(a))
 	add(groupHuskd, systemcmd.New(systemcmd.App{In: a.in, Out: a.out, Errs: a.errs, WithClient: a.withClient})...)
 	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))

@@ -26,6 +26,7 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/api"
 	"github.com/huskd/husk/internal/api/fileapi"
+	"github.com/huskd/husk/internal/api/imageapi"
 	"github.com/huskd/husk/internal/api/serviceapi"
 	"github.com/huskd/husk/internal/cgroup"
 	"github.com/huskd/husk/internal/cni"
@@ -452,6 +453,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		},
 	})
 	registerSystem(d, server)
+	huskv1.RegisterImagesServer(server, &imageapi.Server{Images: d.images, Changed: d.agent.ImagesChanged})
 	huskv1.RegisterFilesServer(server, &fileapi.Server{Agent: d.agent, Hidden: d.handlers.RuntimeSandbox})
 	d.registerCRI(server)
 	var running errgroup.Group

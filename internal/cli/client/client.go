@@ -54,6 +54,7 @@ type Client struct {
 	huskv1.HuskClient
 	huskv1.LifecycleClient
 	huskv1.FilesClient
+	huskv1.ImagesClient
 	huskv1.VolumesClient
 	huskv1.ObjectsClient
 	huskv1.ServicesClient
@@ -89,7 +90,8 @@ func New(socket string) (*Client, error) {
 		return nil, AddressError(err.Error())
 	}
 	conn := explainingConn{c}
-	c.HuskClient, c.LifecycleClient, c.FilesClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn), huskv1.NewFilesClient(conn)
+	c.HuskClient, c.LifecycleClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn)
+	c.FilesClient, c.ImagesClient = huskv1.NewFilesClient(conn), huskv1.NewImagesClient(conn)
 	c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
 	c.SystemClient, c.StorageClient, c.ManifestsClient = huskv1.NewSystemClient(conn), huskv1.NewStorageClient(conn), huskv1.NewManifestsClient(conn)
 	return c, nil

@@ -5,7 +5,6 @@ import "strings"
 // The reasons that several commands share.
 const (
 	noBuild     = "husk doesn't build images: build them with buildah or docker, and load them by husk image load"
-	noRegistry  = "husk doesn't push images: use skopeo copy"
 	noEdit      = "change the manifest, and run it again by husk run FILE"
 	noCluster   = "husk acts on one node: for a cluster, use kubectl with the API server that huskd has joined"
 	noContainer = "husk has no containers outside of pods"
@@ -113,7 +112,7 @@ docker,podman  | commit                => ! {noBuild}
 docker,podman  | image build           => ! {noBuild}
 docker,podman  | import                => ! {noBuild}
 docker,podman  | image import          => husk image load FILE
-docker,podman  | push                  => ! {noRegistry}
+docker,podman  | push                  => husk image push IMAGE
 docker,podman  | search                => ! search at the registry: husk pulls an image by its whole name
 docker,podman  | images                => husk image ls
 docker,podman  | pull                  => husk image pull IMAGE
@@ -122,7 +121,6 @@ docker,podman  | load                  => husk image load FILE
 docker,podman  | image list            => husk image ls
 docker,podman  | image remove          => husk image rm IMAGE
 docker,podman  | image delete          => husk image rm IMAGE
-docker,podman  | image push            => ! {noRegistry}
 docker,podman  | container             => husk ps --containers
 docker,podman  | container ls          => husk ps --containers
 docker,podman  | container ps          => husk ps --containers
@@ -157,17 +155,15 @@ docker,podman  | unshare               => ! huskd runs as root; pods have user n
 docker,podman  | healthcheck           => husk describe POD
 docker,podman  | auto-update           => ! change the image in the manifest, and run it again
 docker,podman  | system events         => husk events
-docker,podman  | save                  => ! pull it with skopeo copy docker://IMAGE oci-archive:FILE
+docker,podman  | save                  => husk image save IMAGE
 docker,podman  | export                => husk exec POD -- tar -cf - /
 docker,podman  | checkpoint            => ! crictl checkpoint does it through huskd's CRI socket
 docker,podman  | pause                 => ! husk doesn't pause containers: husk stop ends a pod
 docker,podman  | unpause               => ! husk doesn't pause containers
 docker,podman  | init                  => ! {noBuild}
 docker,podman  | mount                 => ! husk inspect shows where a container's files are
-docker,podman  | history               => ! skopeo inspect shows the layers of an image
-docker,podman  | tag                   => ! husk keeps the names with which images were pulled or loaded
-docker,podman  | login                 => husk image pull --username NAME IMAGE
-docker,podman  | logout                => ! husk keeps no passwords of registries
+docker,podman  | history               => husk image history IMAGE
+docker,podman  | tag                   => husk image tag IMAGE NAME
 crictl         | pods                  => husk ps
 crictl         | runp                  => husk run FILE
 crictl         | stopp                 => husk stop NAME
@@ -176,7 +172,7 @@ crictl         | inspectp              => husk inspect NAME
 crictl         | statsp                => husk top NAME
 crictl         | img                   => husk image ls
 crictl         | imagefsinfo           => husk system df
-crictl         | inspecti              => husk image ls -o yaml
+crictl         | inspecti              => husk image inspect IMAGE
 crictl         | metricsp              => ! huskd serves metrics over HTTP: see docs/observing.md
 crictl         | runtime-config        => husk info
 ctr            | c                     => husk ps --containers
@@ -213,7 +209,7 @@ ctr            | plugins               => husk doctor
 ctr            | shim                  => ! {noContainer}
 `
 
-var reasons = strings.NewReplacer("{noBuild}", noBuild, "{noRegistry}", noRegistry, "{noEdit}", noEdit,
+var reasons = strings.NewReplacer("{noBuild}", noBuild, "{noEdit}", noEdit,
 	"{noCluster}", noCluster, "{noContainer}", noContainer)
 
 // answers are those of the table by the words of the command, and longest is the largest number of

@@ -17,7 +17,7 @@ func TestLookup(t *testing.T) {
 		{"--context=a get deploy web", 0, `husk has no command "get deploy": for kubectl get deploy, use husk rollout status`},
 		{"rmi -f web", 0, `husk has no command "rmi": for docker rmi, use husk image rm IMAGE`},
 		{"build -t web .", 0, `husk has no command "build": ` + noBuild},
-		{"image push web", 1, `husk has no command "image push": ` + noRegistry},
+		{"image build web", 1, `husk has no command "image build": ` + noBuild},
 		{"rollout pause deployment/web", 1, `husk has no command "rollout pause": ` + noEdit},
 		{"compose up -d", 0, `husk has no command "compose up": for docker compose up, use husk run FILE; with a manifest: kompose convert writes one`},
 		{"images", 1, ""},

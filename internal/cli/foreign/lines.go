@@ -63,7 +63,13 @@ docker image prune => =
 docker image prune -a => =
 docker load -i web.tar => husk image load web.tar
 docker build -t web . =>
-docker push quay.io/me/web:1 =>
+docker push quay.io/me/web:1 => husk image push quay.io/me/web:1
+docker tag web:1 quay.io/me/web:1 => husk image tag web:1 quay.io/me/web:1
+docker save web:1 -o web.tar => husk image save web:1 -o web.tar
+docker history web:1 => husk image history web:1
+docker image inspect web:1 => =
+docker login quay.io -u me => =
+docker logout quay.io => =
 docker network ls => husk net ls
 docker network inspect mynet => husk net status mynet
 docker network create mynet =>

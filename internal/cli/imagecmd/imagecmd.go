@@ -34,20 +34,28 @@ func New(app App) *cobra.Command {
 	t := &tool{app}
 	cmd := &cobra.Command{
 		Use:   "image",
-		Short: "Pull, load, list and remove images.",
+		Short: "Pull, push, load, save, list and remove images.",
 		Example: `husk image pull docker.io/library/nginx:latest
 husk image load web.tar
 husk image ls`,
 		Args: usageerror.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(t.pull(), t.load(), t.ls(), t.rm(), t.prune())
+	cmd.AddCommand(t.pull(), t.load(), t.ls(), t.rm(), t.prune(), t.tag(), t.push(), t.save(), t.inspect(), t.history())
 	return cmd
 }
 
 // printImage reports an image that was pulled or loaded.
 func (t *tool) printImage(verb string, i *huskv1.Image) {
 	_, _ = fmt.Fprintf(t.Out, "%s %s %s %s\n", verb, render.Clean(render.ImageName(i)), render.ShortID(i.Id), render.Size(i.Size))
+}
+
+// completeFirstImage completes the name of an image as the first argument.
+func (t *tool) completeFirstImage(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return t.completeImages(cmd, args, typed)
 }
 
 // completeImages completes the names of images that are not on the line yet.
