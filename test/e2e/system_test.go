@@ -125,6 +125,32 @@ func TestSystemPrune(t *testing.T) {
 	w.end()
 }
 
+// TestInfoNetworkOnly: where huskd is only the network of another runtime, husk info describes
+// that, and the commands about pods say why there are none.
+func TestInfoNetworkOnly(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	d := n.Huskd(node.Flags("--network-only", "--cni-conf-dir", n.Dir))
+	info := n.MustHusk("info")
+	for _, want := range []string{"network-only: the pod network of another runtime\n", "ptp, MTU ", "10.201.0.0/16"} {
+		if !strings.Contains(info, want) {
+			t.Errorf("no %q in\n%s", want, info)
+		}
+	}
+	for _, absent := range []string{"\npods ", "\nimages ", "\nruntimes "} {
+		if strings.Contains(info, absent) {
+			t.Errorf("%q in\n%s", absent, info)
+		}
+	}
+	for _, args := range [][]string{{"system", "df"}, {"system", "prune", "-f"}, {"generate", "web"}} {
+		if r := n.Husk(args...); r.Code != 1 || !strings.Contains(r.Stderr, "huskd runs no pods here: it was started with network-only") {
+			t.Errorf("husk %v: %v", args, r)
+		}
+	}
+	d.Stop()
+	n.NothingLeft()
+}
+
 type diskUse struct {
 	Kind                    string
 	Total, Active           int

@@ -34,7 +34,13 @@ func (s *Server) prunePods(ctx context.Context, out *huskv1.PruneResponse) {
 		}
 		all.Go(func() {
 			bytes := s.podBytes(ctx, p)
-			err := s.Agent.Remove(ctx, string(p.Manifest.UID))
+			now, err := s.Agent.Get(string(p.Manifest.UID))
+			if err == nil && !prunable(now) { // it was started again meanwhile
+				return
+			}
+			if err == nil {
+				err = s.Agent.Remove(ctx, string(p.Manifest.UID))
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
