@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,7 +25,12 @@ const (
 	Wide  Output = "wide"
 	JSON  Output = "json"
 	YAML  Output = "yaml"
+	// Name prints KIND/[NAMESPACE/]NAME of each item, a line each, as other commands take it.
+	Name Output = "name"
 )
+
+// resource is an item that Name can print.
+type resource interface{ Resource() string }
 
 // outputValue is the pflag.Value of -o. The table, which is the default, can't be named.
 type outputValue struct {
@@ -81,13 +87,16 @@ func AddOutput(cmd *cobra.Command, allowed ...Output) *Output {
 // Structured reports whether o is for programs: JSON, YAML, or what a template makes of them.
 func (o Output) Structured() bool {
 	format, _ := o.template()
-	return o == JSON || o == YAML || format != ""
+	return o == JSON || o == YAML || o == Name || format != ""
 }
 
 // Print prints v in a structured format, or else the table.
 func (o Output) Print(to *os.File, v any, table func() *render.Table) error {
 	if !o.Structured() {
 		return table().Write(to, terminal.Fancy(to))
+	}
+	if o == Name {
+		return printNames(to, v)
 	}
 	var data bytes.Buffer
 	e := json.NewEncoder(&data)
@@ -96,6 +105,20 @@ func (o Output) Print(to *os.File, v any, table func() *render.Table) error {
 		return err
 	}
 	return o.PrintJSON(to, data.Bytes())
+}
+
+// printNames prints the names of a resource or of a slice of them.
+func printNames(to *os.File, v any) error {
+	list := reflect.ValueOf(v)
+	if list.Kind() != reflect.Slice {
+		list = reflect.ValueOf([]any{v})
+	}
+	var text strings.Builder
+	for i := range list.Len() {
+		fmt.Fprintln(&text, render.Clean(list.Index(i).Interface().(resource).Resource()))
+	}
+	_, err := to.WriteString(text.String())
+	return err
 }
 
 // PrintJSON prints a JSON document from huskd: indented, converted to YAML, or what a template

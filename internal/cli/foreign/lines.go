@@ -28,6 +28,7 @@ docker --version => =
 docker ps => =
 docker ps -a => =
 docker ps -aq => =
+docker ps --format {{.Names}} => =
 docker container ls => husk ps --containers
 docker stop web => =
 docker stop -t 5 web => =
@@ -125,6 +126,8 @@ kubectl delete deployment web => =
 kubectl get pods => husk ps
 kubectl get pods -A => husk ps
 kubectl get pods -o wide => husk ps -o wide
+kubectl get pods -w => husk ps -w
+kubectl get pods -o name => husk ps -o name
 kubectl get pod web => husk ps
 kubectl get deployments => husk rollout status
 kubectl get deployment web => husk rollout status deployment/web

@@ -28,6 +28,7 @@ husk image ls -o json`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.Wide, flags.JSONPath, flags.Columns)
+	format := flags.AddFormat(cmd, render.ImageRow{}, "output")
 	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
 		if err != nil {
@@ -36,6 +37,9 @@ husk image ls -o json`,
 		slices.SortStableFunc(answer.Images, func(x, y *huskv1.Image) int {
 			return cmp.Or(strings.Compare(render.ImageName(x), render.ImageName(y)), strings.Compare(x.Id, y.Id))
 		})
+		if format.IsSet() {
+			return format.Print(t.Out, render.ImageRows(answer.Images, time.Now()))
+		}
 		if len(answer.Images) == 0 && !o.Structured() {
 			_, _ = fmt.Fprintln(t.Errs, "no images: get one with husk image pull or husk image load")
 		}

@@ -38,6 +38,9 @@ type servicePort struct {
 const shownEndpoints = 3
 
 // ports describes the ports and where they lead.
+// Resource returns the Service's name as kubectl has it.
+func (s serviceView) Resource() string { return "service/" + render.PodName(s.Namespace, s.Name) }
+
 func (s serviceView) ports() string {
 	var out []string
 	for _, p := range s.Ports {
@@ -70,7 +73,7 @@ husk net services -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns)
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns, flags.Name)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var answer *huskv1.ListServicesResponse
 		err := t.ask(func(c *client.Client) (err error) {

@@ -67,18 +67,28 @@ func (t *Table) Row(cells ...any) {
 // Write writes the table without trailing spaces. A table without rows is empty, even if it has a
 // header.
 func (t *Table) Write(w io.Writer, colour bool) error {
+	_, err := t.Continue(w, colour, nil)
+	return err
+}
+
+// Continue writes the rows below those of a former table, whose Continue has returned the widths of
+// the columns. Without them, or if the tables have other columns, it writes the header, too.
+func (t *Table) Continue(w io.Writer, colour bool, former []int) (widths []int, _ error) {
 	if len(t.rows) == 0 {
-		return nil
+		return former, nil
 	}
 	all := t.rows
-	if len(t.header) > 0 {
+	if len(t.header) > 0 && len(former) != len(t.header) {
 		head := make([]Cell, len(t.header))
 		for i, h := range t.header {
 			head[i].Text = h
 		}
 		all = append([][]Cell{head}, all...)
 	}
-	widths := make([]int, len(all[0]))
+	widths = make([]int, len(all[0]))
+	if len(former) == len(widths) {
+		copy(widths, former)
+	}
 	for _, row := range all {
 		for i, c := range row {
 			widths[i] = max(widths[i], Width(c.Text))
@@ -102,5 +112,5 @@ func (t *Table) Write(w io.Writer, colour bool) error {
 		b.WriteByte('\n')
 	}
 	_, err := io.WriteString(w, b.String())
-	return err
+	return widths, err
 }

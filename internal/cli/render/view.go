@@ -27,6 +27,9 @@ type PodView struct {
 	Containers  []ContainerView   `json:"containers"`
 }
 
+// Resource returns the pod's name as kubectl has it.
+func (v PodView) Resource() string { return "pod/" + PodName(v.Namespace, v.Name) }
+
 // ContainerView is a container in a PodView.
 type ContainerView struct {
 	Name     string     `json:"name"`

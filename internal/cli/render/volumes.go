@@ -18,6 +18,11 @@ type VolumeView struct {
 	StorageClass string   `json:"storageClass,omitempty"`
 }
 
+// Resource returns the name of the claim as kubectl has it.
+func (v VolumeView) Resource() string {
+	return "persistentvolumeclaim/" + PodName(v.Namespace, v.Name)
+}
+
 // VolumeDetails is a volume in the output of husk volume inspect.
 type VolumeDetails struct {
 	VolumeView

@@ -44,6 +44,11 @@ type WorkloadView struct {
 	Owner     string    `json:"owner,omitempty"`
 }
 
+// Resource returns the name by which commands take the workload.
+func (v WorkloadView) Resource() string {
+	return strings.ToLower(v.Kind) + "/" + PodName(v.Namespace, v.Name)
+}
+
 // WorkloadViews returns workloads for JSON and YAML.
 func WorkloadViews(list []*huskv1.Workload) []WorkloadView {
 	out := make([]WorkloadView, 0, len(list))

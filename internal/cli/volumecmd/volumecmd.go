@@ -61,7 +61,7 @@ husk volume ls -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns)
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns, flags.Name)
 	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		answer, err := c.ListVolumes(ctx, &huskv1.ListVolumesRequest{})
 		if err != nil {

@@ -105,7 +105,7 @@ husk rollout status deployment/web --wait --timeout 5m`,
 	}
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nothing more will happen by itself, and print each step")
 	cmd.Flags().Var(&timeout, "timeout", "with --wait: stop waiting after this time (default: none)")
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns)
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.JSONPath, flags.Columns, flags.Name)
 	cmd.RunE = t.WithClient(func(ctx context.Context, c *client.Client, args []string) error {
 		switch {
 		case wait && len(args) == 0:
