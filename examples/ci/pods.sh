@@ -10,6 +10,16 @@ if [ "$(stat -f -c %T "$root")" = overlayfs ]; then
 	exit 1
 fi
 
+# The topmost cgroup of a container can't limit pods while it has processes of its own (cgroup v2).
+# That of a machine can, and has no cgroup.type.
+cgroup=/sys/fs/cgroup
+if [ -e $cgroup/cgroup.type ]; then
+	mkdir -p $cgroup/job
+	for pid in $(cat $cgroup/cgroup.procs); do
+		echo "$pid" 2>/dev/null >$cgroup/job/cgroup.procs || true # it may have ended
+	done
+fi
+
 export HUSK_SOCKET=unix:///run/husk/husk.sock
 huskd --root "$root" --cni-conf-dir= 2>huskd.log &
 huskd=$!
