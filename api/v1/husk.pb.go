@@ -414,6 +414,7 @@ type Pod struct {
 	// The workload that it belongs to, such as deployment/default/web; empty for none.
 	Owner         string            `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"`
 	Labels        map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Ephemeral     []*Container      `protobuf:"bytes,17,rep,name=ephemeral,proto3" json:"ephemeral,omitempty"` // those of husk debug and kubectl debug
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -556,6 +557,13 @@ func (x *Pod) GetOwner() string {
 func (x *Pod) GetLabels() map[string]string {
 	if x != nil {
 		return x.Labels
+	}
+	return nil
+}
+
+func (x *Pod) GetEphemeral() []*Container {
+	if x != nil {
+		return x.Ephemeral
 	}
 	return nil
 }
@@ -6161,6 +6169,174 @@ func (*CopyToResponse) Descriptor() ([]byte, []int) {
 	return file_api_v1_husk_proto_rawDescGZIP(), []int{95}
 }
 
+type DebugRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`     // of the pod
+	Target        string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"` // the container whose processes it shares; empty for the pod's only one
+	Image         string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
+	Args          []string               `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"` // in place of the image's own program
+	Stdin         bool                   `protobuf:"varint,5,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Tty           bool                   `protobuf:"varint,6,opt,name=tty,proto3" json:"tty,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DebugRequest) Reset() {
+	*x = DebugRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[96]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DebugRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DebugRequest) ProtoMessage() {}
+
+func (x *DebugRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[96]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DebugRequest.ProtoReflect.Descriptor instead.
+func (*DebugRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
+}
+
+func (x *DebugRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DebugRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *DebugRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *DebugRequest) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *DebugRequest) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *DebugRequest) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+type DebugEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"` // the new one
+	Target        string                 `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`       // empty if it shares no processes
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`     // what it waits for
+	Started       bool                   `protobuf:"varint,6,opt,name=started,proto3" json:"started,omitempty"`    // it runs or has ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DebugEvent) Reset() {
+	*x = DebugEvent{}
+	mi := &file_api_v1_husk_proto_msgTypes[97]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DebugEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DebugEvent) ProtoMessage() {}
+
+func (x *DebugEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[97]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DebugEvent.ProtoReflect.Descriptor instead.
+func (*DebugEvent) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
+}
+
+func (x *DebugEvent) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DebugEvent) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DebugEvent) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *DebugEvent) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *DebugEvent) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *DebugEvent) GetStarted() bool {
+	if x != nil {
+		return x.Started
+	}
+	return false
+}
+
 type ListVolumesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6169,7 +6345,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[96]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6181,7 +6357,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[96]
+	mi := &file_api_v1_husk_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6194,7 +6370,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{96}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
 }
 
 type ListVolumesResponse struct {
@@ -6206,7 +6382,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[97]
+	mi := &file_api_v1_husk_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6218,7 +6394,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[97]
+	mi := &file_api_v1_husk_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6231,7 +6407,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{97}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -6262,7 +6438,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_v1_husk_proto_msgTypes[98]
+	mi := &file_api_v1_husk_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6274,7 +6450,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[98]
+	mi := &file_api_v1_husk_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6287,7 +6463,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{98}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Volume) GetNamespace() string {
@@ -6363,7 +6539,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[99]
+	mi := &file_api_v1_husk_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6375,7 +6551,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[99]
+	mi := &file_api_v1_husk_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6388,7 +6564,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{99}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *InspectVolumeRequest) GetNamespace() string {
@@ -6415,7 +6591,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[100]
+	mi := &file_api_v1_husk_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6427,7 +6603,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[100]
+	mi := &file_api_v1_husk_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6440,7 +6616,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{100}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ExportVolumeRequest) GetNamespace() string {
@@ -6466,7 +6642,7 @@ type VolumeChunk struct {
 
 func (x *VolumeChunk) Reset() {
 	*x = VolumeChunk{}
-	mi := &file_api_v1_husk_proto_msgTypes[101]
+	mi := &file_api_v1_husk_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6478,7 +6654,7 @@ func (x *VolumeChunk) String() string {
 func (*VolumeChunk) ProtoMessage() {}
 
 func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[101]
+	mi := &file_api_v1_husk_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6491,7 +6667,7 @@ func (x *VolumeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeChunk.ProtoReflect.Descriptor instead.
 func (*VolumeChunk) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{101}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *VolumeChunk) GetChunk() []byte {
@@ -6512,7 +6688,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[102]
+	mi := &file_api_v1_husk_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6524,7 +6700,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[102]
+	mi := &file_api_v1_husk_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6537,7 +6713,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{102}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ImportVolumeRequest) GetNamespace() string {
@@ -6569,7 +6745,7 @@ type ImportVolumeResponse struct {
 
 func (x *ImportVolumeResponse) Reset() {
 	*x = ImportVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[103]
+	mi := &file_api_v1_husk_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6581,7 +6757,7 @@ func (x *ImportVolumeResponse) String() string {
 func (*ImportVolumeResponse) ProtoMessage() {}
 
 func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[103]
+	mi := &file_api_v1_husk_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6594,7 +6770,7 @@ func (x *ImportVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ImportVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{103}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
 }
 
 type RemoveVolumeRequest struct {
@@ -6607,7 +6783,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[104]
+	mi := &file_api_v1_husk_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6619,7 +6795,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[104]
+	mi := &file_api_v1_husk_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6632,7 +6808,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{104}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -6657,7 +6833,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[105]
+	mi := &file_api_v1_husk_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6669,7 +6845,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[105]
+	mi := &file_api_v1_husk_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6682,7 +6858,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{105}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
 }
 
 type ListObjectsRequest struct {
@@ -6693,7 +6869,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[106]
+	mi := &file_api_v1_husk_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6705,7 +6881,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[106]
+	mi := &file_api_v1_husk_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6718,7 +6894,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{106}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
 }
 
 type ListObjectsResponse struct {
@@ -6730,7 +6906,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[107]
+	mi := &file_api_v1_husk_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6918,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[107]
+	mi := &file_api_v1_husk_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6931,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{107}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -6778,7 +6954,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_v1_husk_proto_msgTypes[108]
+	mi := &file_api_v1_husk_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6790,7 +6966,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[108]
+	mi := &file_api_v1_husk_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6803,7 +6979,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{108}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Object) GetKind() string {
@@ -6855,7 +7031,7 @@ type RemoveFileRequest struct {
 
 func (x *RemoveFileRequest) Reset() {
 	*x = RemoveFileRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[109]
+	mi := &file_api_v1_husk_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6867,7 +7043,7 @@ func (x *RemoveFileRequest) String() string {
 func (*RemoveFileRequest) ProtoMessage() {}
 
 func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[109]
+	mi := &file_api_v1_husk_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6880,7 +7056,7 @@ func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{109}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RemoveFileRequest) GetFile() string {
@@ -6931,7 +7107,7 @@ type RemoveFileEvent struct {
 
 func (x *RemoveFileEvent) Reset() {
 	*x = RemoveFileEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[110]
+	mi := &file_api_v1_husk_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6943,7 +7119,7 @@ func (x *RemoveFileEvent) String() string {
 func (*RemoveFileEvent) ProtoMessage() {}
 
 func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[110]
+	mi := &file_api_v1_husk_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6956,7 +7132,7 @@ func (x *RemoveFileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileEvent.ProtoReflect.Descriptor instead.
 func (*RemoveFileEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{110}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RemoveFileEvent) GetKind() string {
@@ -6995,7 +7171,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[111]
+	mi := &file_api_v1_husk_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7007,7 +7183,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[111]
+	mi := &file_api_v1_husk_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7020,7 +7196,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{111}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
 }
 
 type ListServicesResponse struct {
@@ -7033,7 +7209,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[112]
+	mi := &file_api_v1_husk_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7045,7 +7221,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[112]
+	mi := &file_api_v1_husk_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7058,7 +7234,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{112}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListServicesResponse) GetServices() []*Service {
@@ -7087,7 +7263,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_api_v1_husk_proto_msgTypes[113]
+	mi := &file_api_v1_husk_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +7275,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[113]
+	mi := &file_api_v1_husk_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +7288,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{113}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Service) GetNamespace() string {
@@ -7185,7 +7361,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_api_v1_husk_proto_msgTypes[114]
+	mi := &file_api_v1_husk_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7197,7 +7373,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[114]
+	mi := &file_api_v1_husk_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7210,7 +7386,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{114}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ServicePort) GetName() string {
@@ -7256,7 +7432,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[115]
+	mi := &file_api_v1_husk_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7268,7 +7444,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[115]
+	mi := &file_api_v1_husk_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7281,7 +7457,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{115}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{117}
 }
 
 type InfoResponse struct {
@@ -7314,7 +7490,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[116]
+	mi := &file_api_v1_husk_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7326,7 +7502,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[116]
+	mi := &file_api_v1_husk_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7339,7 +7515,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{116}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -7495,7 +7671,7 @@ type StorageInfo struct {
 
 func (x *StorageInfo) Reset() {
 	*x = StorageInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[117]
+	mi := &file_api_v1_husk_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7507,7 +7683,7 @@ func (x *StorageInfo) String() string {
 func (*StorageInfo) ProtoMessage() {}
 
 func (x *StorageInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[117]
+	mi := &file_api_v1_husk_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7520,7 +7696,7 @@ func (x *StorageInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageInfo.ProtoReflect.Descriptor instead.
 func (*StorageInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{117}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *StorageInfo) GetSnapshotter() string {
@@ -7571,7 +7747,7 @@ type RuntimeInfo struct {
 
 func (x *RuntimeInfo) Reset() {
 	*x = RuntimeInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[118]
+	mi := &file_api_v1_husk_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7583,7 +7759,7 @@ func (x *RuntimeInfo) String() string {
 func (*RuntimeInfo) ProtoMessage() {}
 
 func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[118]
+	mi := &file_api_v1_husk_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7596,7 +7772,7 @@ func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
 func (*RuntimeInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{118}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RuntimeInfo) GetHandler() string {
@@ -7652,7 +7828,7 @@ type NetworkInfo struct {
 
 func (x *NetworkInfo) Reset() {
 	*x = NetworkInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[119]
+	mi := &file_api_v1_husk_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7664,7 +7840,7 @@ func (x *NetworkInfo) String() string {
 func (*NetworkInfo) ProtoMessage() {}
 
 func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[119]
+	mi := &file_api_v1_husk_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7677,7 +7853,7 @@ func (x *NetworkInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInfo.ProtoReflect.Descriptor instead.
 func (*NetworkInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{119}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *NetworkInfo) GetMode() string {
@@ -7759,7 +7935,7 @@ type HostInfo struct {
 
 func (x *HostInfo) Reset() {
 	*x = HostInfo{}
-	mi := &file_api_v1_husk_proto_msgTypes[120]
+	mi := &file_api_v1_husk_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7771,7 +7947,7 @@ func (x *HostInfo) String() string {
 func (*HostInfo) ProtoMessage() {}
 
 func (x *HostInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[120]
+	mi := &file_api_v1_husk_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7784,7 +7960,7 @@ func (x *HostInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
 func (*HostInfo) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{120}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *HostInfo) GetOs() string {
@@ -7853,7 +8029,7 @@ type Count struct {
 
 func (x *Count) Reset() {
 	*x = Count{}
-	mi := &file_api_v1_husk_proto_msgTypes[121]
+	mi := &file_api_v1_husk_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7865,7 +8041,7 @@ func (x *Count) String() string {
 func (*Count) ProtoMessage() {}
 
 func (x *Count) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[121]
+	mi := &file_api_v1_husk_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7878,7 +8054,7 @@ func (x *Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Count.ProtoReflect.Descriptor instead.
 func (*Count) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{121}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Count) GetRunning() int32 {
@@ -7903,7 +8079,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[122]
+	mi := &file_api_v1_husk_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7915,7 +8091,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[122]
+	mi := &file_api_v1_husk_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7928,7 +8104,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{122}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{124}
 }
 
 type DiskUsageResponse struct {
@@ -7940,7 +8116,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[123]
+	mi := &file_api_v1_husk_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7952,7 +8128,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[123]
+	mi := &file_api_v1_husk_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7965,7 +8141,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{123}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *DiskUsageResponse) GetKinds() []*DiskUse {
@@ -7988,7 +8164,7 @@ type DiskUse struct {
 
 func (x *DiskUse) Reset() {
 	*x = DiskUse{}
-	mi := &file_api_v1_husk_proto_msgTypes[124]
+	mi := &file_api_v1_husk_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8000,7 +8176,7 @@ func (x *DiskUse) String() string {
 func (*DiskUse) ProtoMessage() {}
 
 func (x *DiskUse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[124]
+	mi := &file_api_v1_husk_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8013,7 +8189,7 @@ func (x *DiskUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUse.ProtoReflect.Descriptor instead.
 func (*DiskUse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{124}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *DiskUse) GetKind() string {
@@ -8064,7 +8240,7 @@ type DiskItem struct {
 
 func (x *DiskItem) Reset() {
 	*x = DiskItem{}
-	mi := &file_api_v1_husk_proto_msgTypes[125]
+	mi := &file_api_v1_husk_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8076,7 +8252,7 @@ func (x *DiskItem) String() string {
 func (*DiskItem) ProtoMessage() {}
 
 func (x *DiskItem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[125]
+	mi := &file_api_v1_husk_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8089,7 +8265,7 @@ func (x *DiskItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskItem.ProtoReflect.Descriptor instead.
 func (*DiskItem) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{125}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *DiskItem) GetId() string {
@@ -8137,7 +8313,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[126]
+	mi := &file_api_v1_husk_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8149,7 +8325,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[126]
+	mi := &file_api_v1_husk_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8162,7 +8338,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{126}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *PruneRequest) GetAllImages() bool {
@@ -8196,7 +8372,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[127]
+	mi := &file_api_v1_husk_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8208,7 +8384,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[127]
+	mi := &file_api_v1_husk_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8221,7 +8397,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{127}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *PruneResponse) GetPods() []string {
@@ -8275,7 +8451,7 @@ type GenerateRequest struct {
 
 func (x *GenerateRequest) Reset() {
 	*x = GenerateRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[128]
+	mi := &file_api_v1_husk_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8287,7 +8463,7 @@ func (x *GenerateRequest) String() string {
 func (*GenerateRequest) ProtoMessage() {}
 
 func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[128]
+	mi := &file_api_v1_husk_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8300,7 +8476,7 @@ func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
 func (*GenerateRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{128}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *GenerateRequest) GetName() string {
@@ -8319,7 +8495,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[129]
+	mi := &file_api_v1_husk_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8331,7 +8507,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[129]
+	mi := &file_api_v1_husk_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8344,7 +8520,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{129}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *GenerateResponse) GetYaml() []byte {
@@ -8392,7 +8568,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	" \x01(\tR\x05phase\x12\x18\n" +
 	"\asettled\x18\v \x01(\bR\asettled\x12\x12\n" +
 	"\x04note\x18\f \x01(\tR\x04note\x12\x12\n" +
-	"\x04kind\x18\r \x01(\tR\x04kind\"\x8f\x04\n" +
+	"\x04kind\x18\r \x01(\tR\x04kind\"\xc1\x04\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -8413,7 +8589,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x0fruntime_handler\x18\r \x01(\tR\x0eruntimeHandler\x12 \n" +
 	"\vinitialized\x18\x0e \x01(\bR\vinitialized\x12\x14\n" +
 	"\x05owner\x18\x0f \x01(\tR\x05owner\x120\n" +
-	"\x06labels\x18\x10 \x03(\v2\x18.husk.v1.Pod.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x10 \x03(\v2\x18.husk.v1.Pod.LabelsEntryR\x06labels\x120\n" +
+	"\tephemeral\x18\x11 \x03(\v2\x12.husk.v1.ContainerR\tephemeral\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x02\n" +
@@ -8808,7 +8985,22 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04base\x18\x04 \x01(\tR\x04base\x12\x1a\n" +
 	"\bcontents\x18\x05 \x01(\bR\bcontents\x12\x14\n" +
 	"\x05chunk\x18\x06 \x01(\fR\x05chunk\"\x10\n" +
-	"\x0eCopyToResponse\"\x14\n" +
+	"\x0eCopyToResponse\"\x8c\x01\n" +
+	"\fDebugRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x14\n" +
+	"\x05image\x18\x03 \x01(\tR\x05image\x12\x12\n" +
+	"\x04args\x18\x04 \x03(\tR\x04args\x12\x14\n" +
+	"\x05stdin\x18\x05 \x01(\bR\x05stdin\x12\x10\n" +
+	"\x03tty\x18\x06 \x01(\bR\x03tty\"\xa8\x01\n" +
+	"\n" +
+	"DebugEvent\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x18\n" +
+	"\astarted\x18\x06 \x01(\bR\astarted\"\x14\n" +
 	"\x12ListVolumesRequest\"@\n" +
 	"\x13ListVolumesResponse\x12)\n" +
 	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"\xf5\x01\n" +
@@ -9023,7 +9215,9 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x06Logout\x12\x16.husk.v1.LogoutRequest\x1a\x17.husk.v1.LogoutResponse2\x87\x01\n" +
 	"\x05Files\x12A\n" +
 	"\bCopyFrom\x12\x18.husk.v1.CopyFromRequest\x1a\x19.husk.v1.CopyFromResponse0\x01\x12;\n" +
-	"\x06CopyTo\x12\x16.husk.v1.CopyToRequest\x1a\x17.husk.v1.CopyToResponse(\x012\xf6\x02\n" +
+	"\x06CopyTo\x12\x16.husk.v1.CopyToRequest\x1a\x17.husk.v1.CopyToResponse(\x012B\n" +
+	"\tDebugging\x125\n" +
+	"\x05Debug\x12\x15.husk.v1.DebugRequest\x1a\x13.husk.v1.DebugEvent0\x012\xf6\x02\n" +
 	"\aVolumes\x12H\n" +
 	"\vListVolumes\x12\x1b.husk.v1.ListVolumesRequest\x1a\x1c.husk.v1.ListVolumesResponse\x12K\n" +
 	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponse\x12?\n" +
@@ -9056,7 +9250,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 131)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 133)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -9154,191 +9348,196 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*CopyFromResponse)(nil),          // 93: husk.v1.CopyFromResponse
 	(*CopyToRequest)(nil),             // 94: husk.v1.CopyToRequest
 	(*CopyToResponse)(nil),            // 95: husk.v1.CopyToResponse
-	(*ListVolumesRequest)(nil),        // 96: husk.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 97: husk.v1.ListVolumesResponse
-	(*Volume)(nil),                    // 98: husk.v1.Volume
-	(*InspectVolumeRequest)(nil),      // 99: husk.v1.InspectVolumeRequest
-	(*ExportVolumeRequest)(nil),       // 100: husk.v1.ExportVolumeRequest
-	(*VolumeChunk)(nil),               // 101: husk.v1.VolumeChunk
-	(*ImportVolumeRequest)(nil),       // 102: husk.v1.ImportVolumeRequest
-	(*ImportVolumeResponse)(nil),      // 103: husk.v1.ImportVolumeResponse
-	(*RemoveVolumeRequest)(nil),       // 104: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 105: husk.v1.RemoveVolumeResponse
-	(*ListObjectsRequest)(nil),        // 106: husk.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 107: husk.v1.ListObjectsResponse
-	(*Object)(nil),                    // 108: husk.v1.Object
-	(*RemoveFileRequest)(nil),         // 109: husk.v1.RemoveFileRequest
-	(*RemoveFileEvent)(nil),           // 110: husk.v1.RemoveFileEvent
-	(*ListServicesRequest)(nil),       // 111: husk.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),      // 112: husk.v1.ListServicesResponse
-	(*Service)(nil),                   // 113: husk.v1.Service
-	(*ServicePort)(nil),               // 114: husk.v1.ServicePort
-	(*InfoRequest)(nil),               // 115: husk.v1.InfoRequest
-	(*InfoResponse)(nil),              // 116: husk.v1.InfoResponse
-	(*StorageInfo)(nil),               // 117: husk.v1.StorageInfo
-	(*RuntimeInfo)(nil),               // 118: husk.v1.RuntimeInfo
-	(*NetworkInfo)(nil),               // 119: husk.v1.NetworkInfo
-	(*HostInfo)(nil),                  // 120: husk.v1.HostInfo
-	(*Count)(nil),                     // 121: husk.v1.Count
-	(*DiskUsageRequest)(nil),          // 122: husk.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),         // 123: husk.v1.DiskUsageResponse
-	(*DiskUse)(nil),                   // 124: husk.v1.DiskUse
-	(*DiskItem)(nil),                  // 125: husk.v1.DiskItem
-	(*PruneRequest)(nil),              // 126: husk.v1.PruneRequest
-	(*PruneResponse)(nil),             // 127: husk.v1.PruneResponse
-	(*GenerateRequest)(nil),           // 128: husk.v1.GenerateRequest
-	(*GenerateResponse)(nil),          // 129: husk.v1.GenerateResponse
-	nil,                               // 130: husk.v1.Pod.LabelsEntry
+	(*DebugRequest)(nil),              // 96: husk.v1.DebugRequest
+	(*DebugEvent)(nil),                // 97: husk.v1.DebugEvent
+	(*ListVolumesRequest)(nil),        // 98: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 99: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 100: husk.v1.Volume
+	(*InspectVolumeRequest)(nil),      // 101: husk.v1.InspectVolumeRequest
+	(*ExportVolumeRequest)(nil),       // 102: husk.v1.ExportVolumeRequest
+	(*VolumeChunk)(nil),               // 103: husk.v1.VolumeChunk
+	(*ImportVolumeRequest)(nil),       // 104: husk.v1.ImportVolumeRequest
+	(*ImportVolumeResponse)(nil),      // 105: husk.v1.ImportVolumeResponse
+	(*RemoveVolumeRequest)(nil),       // 106: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 107: husk.v1.RemoveVolumeResponse
+	(*ListObjectsRequest)(nil),        // 108: husk.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 109: husk.v1.ListObjectsResponse
+	(*Object)(nil),                    // 110: husk.v1.Object
+	(*RemoveFileRequest)(nil),         // 111: husk.v1.RemoveFileRequest
+	(*RemoveFileEvent)(nil),           // 112: husk.v1.RemoveFileEvent
+	(*ListServicesRequest)(nil),       // 113: husk.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),      // 114: husk.v1.ListServicesResponse
+	(*Service)(nil),                   // 115: husk.v1.Service
+	(*ServicePort)(nil),               // 116: husk.v1.ServicePort
+	(*InfoRequest)(nil),               // 117: husk.v1.InfoRequest
+	(*InfoResponse)(nil),              // 118: husk.v1.InfoResponse
+	(*StorageInfo)(nil),               // 119: husk.v1.StorageInfo
+	(*RuntimeInfo)(nil),               // 120: husk.v1.RuntimeInfo
+	(*NetworkInfo)(nil),               // 121: husk.v1.NetworkInfo
+	(*HostInfo)(nil),                  // 122: husk.v1.HostInfo
+	(*Count)(nil),                     // 123: husk.v1.Count
+	(*DiskUsageRequest)(nil),          // 124: husk.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),         // 125: husk.v1.DiskUsageResponse
+	(*DiskUse)(nil),                   // 126: husk.v1.DiskUse
+	(*DiskItem)(nil),                  // 127: husk.v1.DiskItem
+	(*PruneRequest)(nil),              // 128: husk.v1.PruneRequest
+	(*PruneResponse)(nil),             // 129: husk.v1.PruneResponse
+	(*GenerateRequest)(nil),           // 130: husk.v1.GenerateRequest
+	(*GenerateResponse)(nil),          // 131: husk.v1.GenerateResponse
+	nil,                               // 132: husk.v1.Pod.LabelsEntry
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	38,  // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,   // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
-	130, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
-	4,   // 3: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
-	14,  // 4: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
-	24,  // 5: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
-	25,  // 6: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
-	25,  // 7: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	27,  // 8: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	31,  // 9: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
-	35,  // 10: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
-	37,  // 11: husk.v1.PodUsage.total:type_name -> husk.v1.Used
-	36,  // 12: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
-	37,  // 13: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
-	39,  // 14: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	38,  // 15: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	43,  // 16: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	43,  // 17: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	52,  // 18: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	57,  // 19: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
-	58,  // 20: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	63,  // 21: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
-	64,  // 22: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
-	64,  // 23: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
-	65,  // 24: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
-	68,  // 25: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
-	71,  // 26: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	98,  // 27: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	108, // 28: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
-	113, // 29: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
-	114, // 30: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
-	117, // 31: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
-	118, // 32: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
-	119, // 33: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
-	120, // 34: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
-	121, // 35: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
-	121, // 36: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
-	124, // 37: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
-	125, // 38: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
-	0,   // 39: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,   // 40: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,   // 41: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,   // 42: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10,  // 43: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12,  // 44: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	15,  // 45: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
-	17,  // 46: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
-	18,  // 47: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19,  // 48: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	21,  // 49: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	23,  // 50: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	23,  // 51: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	28,  // 52: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	30,  // 53: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	33,  // 54: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	40,  // 55: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	41,  // 56: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	44,  // 57: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	46,  // 58: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	48,  // 59: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	50,  // 60: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	53,  // 61: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	55,  // 62: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	59,  // 63: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	61,  // 64: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	66,  // 65: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	69,  // 66: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	72,  // 67: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	74,  // 68: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
-	76,  // 69: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
-	78,  // 70: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
-	80,  // 71: husk.v1.Images.TagImage:input_type -> husk.v1.TagImageRequest
-	82,  // 72: husk.v1.Images.InspectImage:input_type -> husk.v1.InspectImageRequest
-	84,  // 73: husk.v1.Images.SaveImages:input_type -> husk.v1.SaveImagesRequest
-	86,  // 74: husk.v1.Images.PushImage:input_type -> husk.v1.PushImageRequest
-	88,  // 75: husk.v1.Images.Login:input_type -> husk.v1.LoginRequest
-	90,  // 76: husk.v1.Images.Logout:input_type -> husk.v1.LogoutRequest
-	92,  // 77: husk.v1.Files.CopyFrom:input_type -> husk.v1.CopyFromRequest
-	94,  // 78: husk.v1.Files.CopyTo:input_type -> husk.v1.CopyToRequest
-	96,  // 79: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	104, // 80: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	99,  // 81: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
-	100, // 82: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
-	102, // 83: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
-	106, // 84: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
-	109, // 85: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
-	111, // 86: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
-	115, // 87: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
-	122, // 88: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
-	126, // 89: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
-	128, // 90: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
-	1,   // 91: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,   // 92: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,   // 93: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,   // 94: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11,  // 95: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13,  // 96: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16,  // 97: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14,  // 98: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14,  // 99: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	20,  // 100: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	22,  // 101: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	26,  // 102: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	26,  // 103: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	29,  // 104: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	32,  // 105: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	34,  // 106: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	42,  // 107: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	42,  // 108: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	45,  // 109: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	47,  // 110: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	49,  // 111: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	51,  // 112: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	54,  // 113: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	56,  // 114: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	60,  // 115: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	62,  // 116: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	67,  // 117: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	70,  // 118: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	73,  // 119: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	75,  // 120: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
-	77,  // 121: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
-	79,  // 122: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
-	81,  // 123: husk.v1.Images.TagImage:output_type -> husk.v1.TagImageResponse
-	83,  // 124: husk.v1.Images.InspectImage:output_type -> husk.v1.InspectImageResponse
-	85,  // 125: husk.v1.Images.SaveImages:output_type -> husk.v1.SaveImagesResponse
-	87,  // 126: husk.v1.Images.PushImage:output_type -> husk.v1.PushImageEvent
-	89,  // 127: husk.v1.Images.Login:output_type -> husk.v1.LoginResponse
-	91,  // 128: husk.v1.Images.Logout:output_type -> husk.v1.LogoutResponse
-	93,  // 129: husk.v1.Files.CopyFrom:output_type -> husk.v1.CopyFromResponse
-	95,  // 130: husk.v1.Files.CopyTo:output_type -> husk.v1.CopyToResponse
-	97,  // 131: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	105, // 132: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	98,  // 133: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
-	101, // 134: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
-	103, // 135: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
-	107, // 136: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
-	110, // 137: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
-	112, // 138: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
-	116, // 139: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
-	123, // 140: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
-	127, // 141: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
-	129, // 142: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
-	91,  // [91:143] is the sub-list for method output_type
-	39,  // [39:91] is the sub-list for method input_type
-	39,  // [39:39] is the sub-list for extension type_name
-	39,  // [39:39] is the sub-list for extension extendee
-	0,   // [0:39] is the sub-list for field type_name
+	132, // 2: husk.v1.Pod.labels:type_name -> husk.v1.Pod.LabelsEntry
+	5,   // 3: husk.v1.Pod.ephemeral:type_name -> husk.v1.Container
+	4,   // 4: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
+	14,  // 5: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
+	24,  // 6: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
+	25,  // 7: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
+	25,  // 8: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
+	27,  // 9: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	31,  // 10: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
+	35,  // 11: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
+	37,  // 12: husk.v1.PodUsage.total:type_name -> husk.v1.Used
+	36,  // 13: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
+	37,  // 14: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
+	39,  // 15: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	38,  // 16: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	43,  // 17: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	43,  // 18: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	52,  // 19: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	57,  // 20: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
+	58,  // 21: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
+	63,  // 22: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
+	64,  // 23: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
+	64,  // 24: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
+	65,  // 25: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
+	68,  // 26: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	71,  // 27: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	100, // 28: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	110, // 29: husk.v1.ListObjectsResponse.objects:type_name -> husk.v1.Object
+	115, // 30: husk.v1.ListServicesResponse.services:type_name -> husk.v1.Service
+	116, // 31: husk.v1.Service.ports:type_name -> husk.v1.ServicePort
+	119, // 32: husk.v1.InfoResponse.storage:type_name -> husk.v1.StorageInfo
+	120, // 33: husk.v1.InfoResponse.runtimes:type_name -> husk.v1.RuntimeInfo
+	121, // 34: husk.v1.InfoResponse.network:type_name -> husk.v1.NetworkInfo
+	122, // 35: husk.v1.InfoResponse.host:type_name -> husk.v1.HostInfo
+	123, // 36: husk.v1.InfoResponse.pods:type_name -> husk.v1.Count
+	123, // 37: husk.v1.InfoResponse.containers:type_name -> husk.v1.Count
+	126, // 38: husk.v1.DiskUsageResponse.kinds:type_name -> husk.v1.DiskUse
+	127, // 39: husk.v1.DiskUse.items:type_name -> husk.v1.DiskItem
+	0,   // 40: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,   // 41: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,   // 42: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,   // 43: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10,  // 44: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12,  // 45: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15,  // 46: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17,  // 47: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18,  // 48: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19,  // 49: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	21,  // 50: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	23,  // 51: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	23,  // 52: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	28,  // 53: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	30,  // 54: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	33,  // 55: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	40,  // 56: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	41,  // 57: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	44,  // 58: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	46,  // 59: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	48,  // 60: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	50,  // 61: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	53,  // 62: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	55,  // 63: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	59,  // 64: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	61,  // 65: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	66,  // 66: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	69,  // 67: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	72,  // 68: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	74,  // 69: husk.v1.Lifecycle.Start:input_type -> husk.v1.StartRequest
+	76,  // 70: husk.v1.Lifecycle.Restart:input_type -> husk.v1.RestartRequest
+	78,  // 71: husk.v1.Lifecycle.Kill:input_type -> husk.v1.KillRequest
+	80,  // 72: husk.v1.Images.TagImage:input_type -> husk.v1.TagImageRequest
+	82,  // 73: husk.v1.Images.InspectImage:input_type -> husk.v1.InspectImageRequest
+	84,  // 74: husk.v1.Images.SaveImages:input_type -> husk.v1.SaveImagesRequest
+	86,  // 75: husk.v1.Images.PushImage:input_type -> husk.v1.PushImageRequest
+	88,  // 76: husk.v1.Images.Login:input_type -> husk.v1.LoginRequest
+	90,  // 77: husk.v1.Images.Logout:input_type -> husk.v1.LogoutRequest
+	92,  // 78: husk.v1.Files.CopyFrom:input_type -> husk.v1.CopyFromRequest
+	94,  // 79: husk.v1.Files.CopyTo:input_type -> husk.v1.CopyToRequest
+	96,  // 80: husk.v1.Debugging.Debug:input_type -> husk.v1.DebugRequest
+	98,  // 81: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	106, // 82: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	101, // 83: husk.v1.Volumes.InspectVolume:input_type -> husk.v1.InspectVolumeRequest
+	102, // 84: husk.v1.Volumes.ExportVolume:input_type -> husk.v1.ExportVolumeRequest
+	104, // 85: husk.v1.Volumes.ImportVolume:input_type -> husk.v1.ImportVolumeRequest
+	108, // 86: husk.v1.Objects.ListObjects:input_type -> husk.v1.ListObjectsRequest
+	111, // 87: husk.v1.Objects.RemoveFile:input_type -> husk.v1.RemoveFileRequest
+	113, // 88: husk.v1.Services.ListServices:input_type -> husk.v1.ListServicesRequest
+	117, // 89: husk.v1.System.Info:input_type -> husk.v1.InfoRequest
+	124, // 90: husk.v1.Storage.DiskUsage:input_type -> husk.v1.DiskUsageRequest
+	128, // 91: husk.v1.Storage.Prune:input_type -> husk.v1.PruneRequest
+	130, // 92: husk.v1.Manifests.Generate:input_type -> husk.v1.GenerateRequest
+	1,   // 93: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,   // 94: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,   // 95: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,   // 96: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11,  // 97: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13,  // 98: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16,  // 99: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14,  // 100: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14,  // 101: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	20,  // 102: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	22,  // 103: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	26,  // 104: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	26,  // 105: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	29,  // 106: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	32,  // 107: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	34,  // 108: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	42,  // 109: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	42,  // 110: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	45,  // 111: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	47,  // 112: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	49,  // 113: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	51,  // 114: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	54,  // 115: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	56,  // 116: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	60,  // 117: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	62,  // 118: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	67,  // 119: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	70,  // 120: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	73,  // 121: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	75,  // 122: husk.v1.Lifecycle.Start:output_type -> husk.v1.StartResponse
+	77,  // 123: husk.v1.Lifecycle.Restart:output_type -> husk.v1.RestartResponse
+	79,  // 124: husk.v1.Lifecycle.Kill:output_type -> husk.v1.KillResponse
+	81,  // 125: husk.v1.Images.TagImage:output_type -> husk.v1.TagImageResponse
+	83,  // 126: husk.v1.Images.InspectImage:output_type -> husk.v1.InspectImageResponse
+	85,  // 127: husk.v1.Images.SaveImages:output_type -> husk.v1.SaveImagesResponse
+	87,  // 128: husk.v1.Images.PushImage:output_type -> husk.v1.PushImageEvent
+	89,  // 129: husk.v1.Images.Login:output_type -> husk.v1.LoginResponse
+	91,  // 130: husk.v1.Images.Logout:output_type -> husk.v1.LogoutResponse
+	93,  // 131: husk.v1.Files.CopyFrom:output_type -> husk.v1.CopyFromResponse
+	95,  // 132: husk.v1.Files.CopyTo:output_type -> husk.v1.CopyToResponse
+	97,  // 133: husk.v1.Debugging.Debug:output_type -> husk.v1.DebugEvent
+	99,  // 134: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	107, // 135: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	100, // 136: husk.v1.Volumes.InspectVolume:output_type -> husk.v1.Volume
+	103, // 137: husk.v1.Volumes.ExportVolume:output_type -> husk.v1.VolumeChunk
+	105, // 138: husk.v1.Volumes.ImportVolume:output_type -> husk.v1.ImportVolumeResponse
+	109, // 139: husk.v1.Objects.ListObjects:output_type -> husk.v1.ListObjectsResponse
+	112, // 140: husk.v1.Objects.RemoveFile:output_type -> husk.v1.RemoveFileEvent
+	114, // 141: husk.v1.Services.ListServices:output_type -> husk.v1.ListServicesResponse
+	118, // 142: husk.v1.System.Info:output_type -> husk.v1.InfoResponse
+	125, // 143: husk.v1.Storage.DiskUsage:output_type -> husk.v1.DiskUsageResponse
+	129, // 144: husk.v1.Storage.Prune:output_type -> husk.v1.PruneResponse
+	131, // 145: husk.v1.Manifests.Generate:output_type -> husk.v1.GenerateResponse
+	93,  // [93:146] is the sub-list for method output_type
+	40,  // [40:93] is the sub-list for method input_type
+	40,  // [40:40] is the sub-list for extension type_name
+	40,  // [40:40] is the sub-list for extension extendee
+	0,   // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -9368,9 +9567,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   131,
+			NumMessages:   133,
 			NumExtensions: 0,
-			NumServices:   10,
+			NumServices:   11,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

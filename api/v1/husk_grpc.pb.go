@@ -1892,6 +1892,119 @@ var Files_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Debugging_Debug_FullMethodName = "/husk.v1.Debugging/Debug"
+)
+
+// DebuggingClient is the client API for Debugging service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Debugging adds containers with tools to running pods.
+type DebuggingClient interface {
+	// Debug adds an ephemeral container. The events end once it has started or has ended. One that can't
+	// be started is given up, and remains in the pod's status.
+	Debug(ctx context.Context, in *DebugRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DebugEvent], error)
+}
+
+type debuggingClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewDebuggingClient(cc grpc.ClientConnInterface) DebuggingClient {
+	return &debuggingClient{cc}
+}
+
+func (c *debuggingClient) Debug(ctx context.Context, in *DebugRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DebugEvent], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Debugging_ServiceDesc.Streams[0], Debugging_Debug_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DebugRequest, DebugEvent]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Debugging_DebugClient = grpc.ServerStreamingClient[DebugEvent]
+
+// DebuggingServer is the server API for Debugging service.
+// All implementations must embed UnimplementedDebuggingServer
+// for forward compatibility.
+//
+// Debugging adds containers with tools to running pods.
+type DebuggingServer interface {
+	// Debug adds an ephemeral container. The events end once it has started or has ended. One that can't
+	// be started is given up, and remains in the pod's status.
+	Debug(*DebugRequest, grpc.ServerStreamingServer[DebugEvent]) error
+	mustEmbedUnimplementedDebuggingServer()
+}
+
+// UnimplementedDebuggingServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedDebuggingServer struct{}
+
+func (UnimplementedDebuggingServer) Debug(*DebugRequest, grpc.ServerStreamingServer[DebugEvent]) error {
+	return status.Error(codes.Unimplemented, "method Debug not implemented")
+}
+func (UnimplementedDebuggingServer) mustEmbedUnimplementedDebuggingServer() {}
+func (UnimplementedDebuggingServer) testEmbeddedByValue()                   {}
+
+// UnsafeDebuggingServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to DebuggingServer will
+// result in compilation errors.
+type UnsafeDebuggingServer interface {
+	mustEmbedUnimplementedDebuggingServer()
+}
+
+func RegisterDebuggingServer(s grpc.ServiceRegistrar, srv DebuggingServer) {
+	// If the following call panics, it indicates UnimplementedDebuggingServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Debugging_ServiceDesc, srv)
+}
+
+func _Debugging_Debug_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DebugRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DebuggingServer).Debug(m, &grpc.GenericServerStream[DebugRequest, DebugEvent]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Debugging_DebugServer = grpc.ServerStreamingServer[DebugEvent]
+
+// Debugging_ServiceDesc is the grpc.ServiceDesc for Debugging service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Debugging_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Debugging",
+	HandlerType: (*DebuggingServer)(nil),
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Debug",
+			Handler:       _Debugging_Debug_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "api/v1/husk.proto",
+}
+
+const (
 	Volumes_ListVolumes_FullMethodName   = "/husk.v1.Volumes/ListVolumes"
 	Volumes_RemoveVolume_FullMethodName  = "/husk.v1.Volumes/RemoveVolume"
 	Volumes_InspectVolume_FullMethodName = "/husk.v1.Volumes/InspectVolume"

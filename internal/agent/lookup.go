@@ -67,7 +67,7 @@ func (a *Agent) Find(name string) (p Pod, containerName string, err error) {
 	}
 	if i := strings.LastIndex(name, "/"); i > 0 {
 		in, _, inErr := find(pods, name[:i])
-		if inErr == nil && slices.ContainsFunc(in.Status.Containers, func(c podplan.ContainerStatus) bool { return c.Name == name[i+1:] }) {
+		if inErr == nil && slices.ContainsFunc(slices.Concat(in.Status.Containers, in.Status.Ephemeral), func(c podplan.ContainerStatus) bool { return c.Name == name[i+1:] }) {
 			return in, name[i+1:], nil
 		}
 	}

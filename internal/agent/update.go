@@ -58,7 +58,8 @@ func (w *worker) follow(d declaration) error {
 func (w *worker) change(pod *corev1.Pod) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if identity.Hash(w.rec.declared()) == identity.Hash(pod) {
+	before := w.rec.declared()
+	if identity.Hash(before) == identity.Hash(pod) && equality.Semantic.DeepEqual(before.Spec.EphemeralContainers, pod.Spec.EphemeralContainers) {
 		return nil
 	}
 	if err := w.resizer.setPod(pod); err != nil {

@@ -256,6 +256,9 @@ func (w *worker) want(want podplan.Want, grace *time.Duration) error {
 	rec.Grace = grace
 	if want == podplan.Run {
 		rec.Since, rec.Started, rec.First, rec.Evicted = time.Time{}, time.Now(), w.inventory.nextAttempt(), nil
+		for _, c := range rec.Pod.Spec.EphemeralContainers {
+			rec.giveUp(c.Name, "the pod was started again") // otherwise it would run again, too
+		}
 	} else if rec.Want == podplan.Run {
 		rec.Since = time.Now()
 	}

@@ -36,7 +36,7 @@ type podDocument struct {
 	Created         time.Time           `json:"Created" doc:"when the pod was first declared"`
 	NetworkSettings pod.NetworkSettings `json:"NetworkSettings" doc:"its network; SandboxKey is the path of its network namespace, which ip netns lists"`
 	Sandbox         *sandboxDocument    `json:"Sandbox,omitempty" doc:"the newest sandbox"`
-	Containers      []containerDocument `json:"Containers" doc:"the newest run of each container, in start order"`
+	Containers      []containerDocument `json:"Containers" doc:"the newest run of each container, in start order, then the ephemeral containers"`
 	Manifest        *corev1.Pod         `json:"Manifest" doc:"the manifest, with all defaults"`
 }
 
@@ -114,8 +114,10 @@ func (s *Server) Inspect(_ context.Context, req *huskv1.InspectRequest) (*huskv1
 	}
 	var document any = s.podDocument(p)
 	if name != "" {
-		i := slices.IndexFunc(p.Status.Containers, func(c podplan.ContainerStatus) bool { return c.Name == name })
-		document = s.containerDocument(p, p.Status.Containers[i])
+		all := slices.Concat(p.Status.Containers, p.Status.Ephemeral)
+		if i := slices.IndexFunc(all, func(c podplan.ContainerStatus) bool { return c.Name == name }); i >= 0 {
+			document = s.containerDocument(p, all[i])
+		}
 	}
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
@@ -152,7 +154,7 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 			out.Sandbox.MTU, out.Sandbox.Link = st.Attached[0].MTU, st.Attached[0].HostLink
 		}
 	}
-	for _, c := range p.Status.Containers {
+	for _, c := range slices.Concat(p.Status.Containers, p.Status.Ephemeral) {
 		out.Containers = append(out.Containers, s.containerDocument(p, c))
 	}
 	return out

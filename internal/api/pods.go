@@ -57,6 +57,9 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 	for _, c := range p.Status.Containers {
 		out.Containers = append(out.Containers, containerMessage(p, c))
 	}
+	for _, c := range p.Status.Ephemeral {
+		out.Ephemeral = append(out.Ephemeral, containerMessage(p, c))
+	}
 	return out
 }
 

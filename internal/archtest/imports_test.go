@@ -177,6 +177,7 @@ var layer = map[string]int{
 	"internal/cli/input":                driver,
 	"internal/cli/podflags":             pure,
 	"internal/cli/copycmd":              edge,
+	"internal/cli/debugcmd":             edge,
 	"internal/cli/imagecmd":             edge,
 	"internal/cli/lifecyclecmd":         edge,
 	"internal/cli/usageerror":           pure,
@@ -220,6 +221,7 @@ var layer = map[string]int{
 	"internal/network/serviceproxy":      agent,
 	"internal/api/imageapi":              edge,
 	"internal/api/fileapi":               edge,
+	"internal/api/debugapi":              edge,
 	"internal/api/podref":                edge,
 	"internal/api/serviceapi":            edge,
 	"internal/api/systemapi":             edge,
@@ -282,7 +284,7 @@ var allowed = map[string][]string{
 	"internal/network/preflight":        {"internal/network/nlsock"},
 	"internal/netns/netnstest":          {"internal/netns"},
 	"internal/api/manifestapi":          {"internal/api/podref"},
-	"internal/cli":                      {"internal/cli/copycmd", "internal/cli/generatecmd", "internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
+	"internal/cli":                      {"internal/cli/copycmd", "internal/cli/debugcmd", "internal/cli/generatecmd", "internal/cli/imagecmd", "internal/cli/lifecyclecmd", "internal/cli/netcmd", "internal/cli/benchcmd", "internal/cli/systemcmd", "internal/cli/volumecmd", "internal/cli/workloadcmd"},
 	"internal/cli/session":              {"internal/cli/terminal"},
 	"internal/cli/portforward":          {"internal/cli/client"},
 	"internal/cli/flags":                {"internal/cli/terminal"},
@@ -313,6 +315,7 @@ var allowed = map[string][]string{
 	"internal/network/serviceproxy":      {"internal/agent/source", "internal/network/service/declared"},
 	"internal/api":                       {"internal/api/podref", "internal/api/serviceapi"},
 	"internal/api/fileapi":               {"internal/api/podref"},
+	"internal/api/debugapi":              {"internal/api/podref"},
 }
 
 func layerOf(pkg string) (int, bool) {

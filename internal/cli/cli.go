@@ -21,6 +21,7 @@ import (
 
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/copycmd"
+	"github.com/huskd/husk/internal/cli/debugcmd"
 	"github.com/huskd/husk/internal/cli/generatecmd"
 	"github.com/huskd/husk/internal/cli/help"
 	"github.com/huskd/husk/internal/cli/imagecmd"
@@ -199,6 +200,10 @@ husk exec -it web -- sh`,
 	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newWait(a), newRm(a), newDelete(a), volumecmd.Objects(volumes))
 	add(groupPods, lifecyclecmd.New(lifecyclecmd.App{Out: a.out, WithClient: a.withClient, Each: a.each, CompletePods: a.completePods, AddContainer: a.addContainer})...)
 	add(groupPods, copycmd.New(copycmd.App{In: a.in, Out: a.out, Errs: a.errs, WithClient: a.withClient, AddContainer: a.addContainer}))
+	add(groupPods, debugcmd.New(debugcmd.App{
+		In: a.in, Out: a.out, Errs: a.errs, WithClient: a.withClient, CompletePod: a.completePod, CompleteContainer: a.completeContainer,
+		Logs: a.logs, Exited: exited, CleansUp: func() { a.cleansUp.Store(true) },
+	}))
 	add(groupPods, generatecmd.New(generatecmd.App{Out: a.out, WithClient: a.withClient, CompletePods: a.completePods}))
 	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
 	images := imagecmd.App{In: a.in, Out: a.out, Errs: a.errs, Dial: a.dial, WithClient: a.withClient, Each: a.each, Complete: a.complete}

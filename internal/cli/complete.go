@@ -60,7 +60,7 @@ func (a *app) completeContainer(cmd *cobra.Command, args []string, _ string) ([]
 			if args[0] != render.PodName(p.Namespace, p.Name) && args[0] != p.Namespace+"/"+p.Name {
 				continue
 			}
-			for _, one := range p.Containers {
+			for _, one := range slices.Concat(p.Containers, p.Ephemeral) {
 				names = append(names, one.Name)
 			}
 		}

@@ -454,6 +454,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	})
 	registerSystem(d, server)
 	huskv1.RegisterImagesServer(server, &imageapi.Server{Images: d.images, Changed: d.agent.ImagesChanged})
+	registerDebugging(d, server)
 	huskv1.RegisterFilesServer(server, &fileapi.Server{Agent: d.agent, Hidden: d.handlers.RuntimeSandbox})
 	d.registerCRI(server)
 	var running errgroup.Group

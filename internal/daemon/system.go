@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/api/debugapi"
 	"github.com/huskd/husk/internal/api/manifestapi"
 	"github.com/huskd/husk/internal/api/storageapi"
 	"github.com/huskd/husk/internal/api/systemapi"
@@ -27,6 +28,11 @@ func registerSystem(d *daemon, to grpc.ServiceRegistrar) {
 		Volumes: d.volumes(), Pinned: d.disk().IsPinned,
 	})
 	huskv1.RegisterManifestsServer(to, &manifestapi.Server{Agent: d.agent})
+}
+
+// registerDebugging registers the part of the API that adds containers to running pods.
+func registerDebugging(d *daemon, to grpc.ServiceRegistrar) {
+	huskv1.RegisterDebuggingServer(to, &debugapi.Server{Agent: d.agent, Images: d.images})
 }
 
 // describe returns what the configuration, the host and the network say.

@@ -25,6 +25,7 @@ func TestConformance(t *testing.T) {
 		System:    huskv1.NewSystemClient(cc),
 		Storage:   huskv1.NewStorageClient(cc),
 		Manifests: huskv1.NewManifestsClient(cc),
+		Debugging: huskv1.NewDebuggingClient(cc),
 		Manifest:  []byte("{kind: Pod, apiVersion: v1, metadata: {name: web}, spec: {containers: [{name: app, image: 'localhost/web:1', command: [cat], stdin: true}]}}"),
 		Pod:       "web",
 		Cat:       []string{"cat"},

@@ -71,21 +71,25 @@ type ContainerStatus struct {
 	Started, Finished time.Time
 }
 
-// The reasons why a container waits or has ended.
+// The reasons of a container that is being brought up: nothing has failed.
 const (
-	reasonCreating     = "ContainerCreating"
-	reasonInitializing = "PodInitializing"
-	reasonCrashLoop    = "CrashLoopBackOff"
-	reasonStart        = "CreateContainerError"
-	reasonStartError   = "StartError"
-	reasonPull         = "ErrImagePull"
-	reasonPullBackOff  = "ImagePullBackOff"
-	reasonNeverPull    = "ErrImageNeverPull"
-	reasonCompleted    = "Completed"
-	reasonError        = "Error"
-	reasonOOM          = "OOMKilled"
-	reasonUnknown      = "ContainerStatusUnknown"
-	reasonSandbox      = "CreatePodSandboxError"
+	ReasonCreating     = "ContainerCreating"
+	ReasonInitializing = "PodInitializing"
+)
+
+// The other reasons why a container waits, and why it has ended.
+const (
+	reasonCrashLoop   = "CrashLoopBackOff"
+	reasonStart       = "CreateContainerError"
+	reasonStartError  = "StartError"
+	reasonPull        = "ErrImagePull"
+	reasonPullBackOff = "ImagePullBackOff"
+	reasonNeverPull   = "ErrImageNeverPull"
+	reasonCompleted   = "Completed"
+	reasonError       = "Error"
+	reasonOOM         = "OOMKilled"
+	reasonUnknown     = "ContainerStatusUnknown"
+	reasonSandbox     = "CreatePodSandboxError"
 )
 
 // ReasonMount is the reason of a pod with a volume that can't be set up. As with a kubelet, the
@@ -201,7 +205,7 @@ func (p reporter) reason(s Status) (reason, message string) {
 		switch {
 		case cs.State == Running && (!c.runsToCompletion && cs.Up || s.Initialized), c.runsToCompletion && cs.State == Terminated && cs.ExitCode == 0:
 			done++
-		case cs.State == Waiting && cs.Reason != reasonInitializing && cs.Reason != reasonCreating,
+		case cs.State == Waiting && cs.Reason != ReasonInitializing && cs.Reason != ReasonCreating,
 			cs.State == Terminated && (p.shouldRestart(Container{Name: c.name, State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
 			return initPrefix(c) + cs.Reason, cs.Message
 		case cs.State == Waiting && p.mountFailed(c, cs):
@@ -348,9 +352,9 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 // Like a kubelet's, it is the same for all containers of a pod.
 func (p reporter) notStartedReason() string {
 	if len(p.Pod.Spec.InitContainers) > 0 {
-		return reasonInitializing
+		return ReasonInitializing
 	}
-	return reasonCreating
+	return ReasonCreating
 }
 
 // imageReason returns why a container's image isn't present. The reason is empty if nothing has

@@ -44,6 +44,9 @@ func Container(a *agent.Agent, name, containerName string) (agent.Pod, string, e
 			names = append(names, list[i].Name)
 		}
 	}
+	for i := range p.Manifest.Spec.EphemeralContainers {
+		names = append(names, p.Manifest.Spec.EphemeralContainers[i].Name)
+	}
 	if containerName == "" {
 		containerName = byID
 	}
@@ -130,7 +133,7 @@ func Live(p agent.Pod, name string) (container.Status, error) {
 }
 
 func waitReason(p agent.Pod, name string) string {
-	for _, c := range p.Status.Containers {
+	for _, c := range slices.Concat(p.Status.Containers, p.Status.Ephemeral) {
 		if c.Name == name && c.Reason != "" {
 			if c.Message != "" {
 				return c.Reason + ": " + c.Message

@@ -55,6 +55,7 @@ type Client struct {
 	huskv1.LifecycleClient
 	huskv1.FilesClient
 	huskv1.ImagesClient
+	huskv1.DebuggingClient
 	huskv1.VolumesClient
 	huskv1.ObjectsClient
 	huskv1.ServicesClient
@@ -91,7 +92,7 @@ func New(socket string) (*Client, error) {
 	}
 	conn := explainingConn{c}
 	c.HuskClient, c.LifecycleClient = huskv1.NewHuskClient(conn), huskv1.NewLifecycleClient(conn)
-	c.FilesClient, c.ImagesClient = huskv1.NewFilesClient(conn), huskv1.NewImagesClient(conn)
+	c.FilesClient, c.ImagesClient, c.DebuggingClient = huskv1.NewFilesClient(conn), huskv1.NewImagesClient(conn), huskv1.NewDebuggingClient(conn)
 	c.VolumesClient, c.ObjectsClient, c.ServicesClient = huskv1.NewVolumesClient(conn), huskv1.NewObjectsClient(conn), huskv1.NewServicesClient(conn)
 	c.SystemClient, c.StorageClient, c.ManifestsClient = huskv1.NewSystemClient(conn), huskv1.NewStorageClient(conn), huskv1.NewManifestsClient(conn)
 	return c, nil

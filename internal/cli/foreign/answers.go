@@ -77,7 +77,6 @@ kubectl        | taint                 => ! {noCluster}
 kubectl        | certificate           => ! {noCluster}
 kubectl        | kustomize             => ! render manifests by kustomize, and pipe them into husk run -
 kubectl        | diff                  => ! run the manifest: husk run says what is unchanged, and what needs --replace
-kubectl        | debug                 => husk exec -it POD -- sh
 docker,podman  | pod                   => husk ps
 docker,podman  | pod ps                => husk ps
 docker,podman  | pod ls                => husk ps

@@ -152,6 +152,8 @@ kubectl logs deployment/web => =
 kubectl exec -it web -- sh => =
 kubectl exec web -c app -- env => =
 kubectl exec deployment/web -- env => =
+kubectl debug -it web --image=busybox -- sh => =
+kubectl debug web --image=busybox --target=app -- ls => =
 kubectl attach -it web => =
 kubectl port-forward web 8080:80 => =
 kubectl port-forward deployment/web 8080:80 => =

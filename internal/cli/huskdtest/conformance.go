@@ -22,6 +22,7 @@ type Fixture struct {
 	System    huskv1.SystemClient
 	Manifests huskv1.ManifestsClient
 	Storage   huskv1.StorageClient
+	Debugging huskv1.DebuggingClient
 	// Manifest describes one pod in the namespace default, named Pod, with one container that runs
 	// until it is stopped. It reads standard input and has no terminal.
 	Manifest []byte
@@ -51,6 +52,7 @@ func Conformance(t *testing.T, f Fixture) {
 	t.Run("logs", f.logs)
 	t.Run("forward", f.forward)
 	t.Run("usage", f.usage)
+	t.Run("debug", f.debug)
 	t.Run("running pods stay", func(t *testing.T) {
 		_, err := f.Client.Remove(ctx, &huskv1.RemoveRequest{Name: f.Pod})
 		wantCode(t, err, codes.FailedPrecondition)

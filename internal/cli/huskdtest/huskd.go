@@ -34,9 +34,11 @@ type Huskd struct {
 	events  []*huskv1.Event
 	pods    []*huskv1.Pod
 	given   map[string]*document // manifests by pod, namespace/name
-	logs    map[string][]*huskv1.LogsResponse
-	images  []*huskv1.Image
-	server  *grpc.Server
+	// debuggers are the ephemeral containers by ID.
+	debuggers map[string]containerSpec
+	logs      map[string][]*huskv1.LogsResponse
+	images    []*huskv1.Image
+	server    *grpc.Server
 }
 
 // remote is an image in the registry.
@@ -54,10 +56,11 @@ func New() *Huskd {
 			"localhost/db:1":           {layers: []int64{90_000_000}},
 			"localhost/private:latest": {layers: []int64{1000}, username: "me", password: "secret"},
 		},
-		pace:    time.Millisecond,
-		changed: make(chan struct{}),
-		given:   map[string]*document{},
-		logs:    map[string][]*huskv1.LogsResponse{},
+		pace:      time.Millisecond,
+		changed:   make(chan struct{}),
+		given:     map[string]*document{},
+		debuggers: map[string]containerSpec{},
+		logs:      map[string][]*huskv1.LogsResponse{},
 	}
 }
 
@@ -87,6 +90,7 @@ func (h *Huskd) Listen(path string) error {
 	huskv1.RegisterSystemServer(server, system{h: h})
 	huskv1.RegisterStorageServer(server, storage{h: h})
 	huskv1.RegisterManifestsServer(server, manifests{h: h})
+	huskv1.RegisterDebuggingServer(server, debugging{h: h})
 	go func() { _ = server.Serve(l) }() // ended by Close
 	return nil
 }
@@ -199,11 +203,12 @@ func (h *Huskd) findContainer(name, container string) (*huskv1.Pod, *huskv1.Cont
 	if container == "" {
 		container = apps[0]
 	}
-	i := slices.IndexFunc(p.Containers, func(c *huskv1.Container) bool { return c.Name == container })
+	list := slices.Concat(p.Containers, p.Ephemeral)
+	i := slices.IndexFunc(list, func(c *huskv1.Container) bool { return c.Name == container })
 	if i < 0 {
 		return nil, nil, status.Errorf(codes.NotFound, "pod %s has no container %s, only %s", key(p), container, strings.Join(all, ", "))
 	}
-	return p, p.Containers[i], nil
+	return p, list[i], nil
 }
 
 // Version returns constant versions.

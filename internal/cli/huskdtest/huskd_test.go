@@ -36,6 +36,7 @@ func TestConformance(t *testing.T) {
 		System:    huskv1.NewSystemClient(cc),
 		Storage:   huskv1.NewStorageClient(cc),
 		Manifests: huskv1.NewManifestsClient(cc),
+		Debugging: huskv1.NewDebuggingClient(cc),
 		Manifest:  []byte("{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: localhost/web:latest, command: [cat], stdin: true}]}}"),
 		Pod:       "web",
 		Cat:       []string{"cat"},

@@ -52,7 +52,7 @@ func (h *Huskd) Logs(req *huskv1.LogsRequest, stream grpc.ServerStreamingServer[
 			}
 			lines = all[min(sent, len(all)):]
 			sent = len(all)
-			ended := !req.Follow || p.Phase != "Running"
+			ended := !req.Follow || p.Phase != "Running" || c.State == "Terminated"
 			return first || len(lines) > 0 || ended
 		})
 		if err != nil {
@@ -65,7 +65,7 @@ func (h *Huskd) Logs(req *huskv1.LogsRequest, stream grpc.ServerStreamingServer[
 			}
 		}
 		h.mu.Lock()
-		running := p.Phase == "Running"
+		running := p.Phase == "Running" && c.State != "Terminated"
 		h.mu.Unlock()
 		if !req.Follow || len(lines) == 0 && !running {
 			return nil
@@ -198,10 +198,8 @@ func (h *Huskd) Attach(stream sessionStream) error {
 		return status.Error(codes.InvalidArgument, "attach takes no program")
 	}
 	h.mu.Lock()
-	d := h.given[key(p)]
+	m := specOf(h, p, c)
 	h.mu.Unlock()
-	i := slices.IndexFunc(d.Spec.Containers, func(m containerSpec) bool { return m.Name == c.Name })
-	m := d.Spec.Containers[i]
 	start.Args = m.program()
 	start.Stdin, start.Tty = start.Stdin && m.Stdin, m.TTY
 	return h.converse(stream, start, c.Name)

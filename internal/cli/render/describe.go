@@ -159,7 +159,7 @@ func (p *described) spec(name string) *corev1.Container {
 			return &c
 		}
 	}
-	return nil
+	return nil // an ephemeral container, which has no probes
 }
 
 // probeLine describes a probe and its verdict in one line.

@@ -177,7 +177,7 @@ var containerFields = []Field{
 // They apply to all fields below the path too.
 var Remedies = map[string]string{
 	"metadata.deletionTimestamp": "set by an API server: remove it, or the whole manifest if the pod should not run",
-	"spec.ephemeralContainers":   "only an API server can add these, to a running pod: use husk exec",
+	"spec.ephemeralContainers":   "they are added to a running pod: use husk debug",
 
 	"spec.volumes[].gitRepo": "no longer in Kubernetes: clone it in an init container, to an emptyDir",
 	"spec.volumes[].nfs":     "not supported: mount it on the node, and use a hostPath",

@@ -50,6 +50,7 @@ func NameOf(prefix string, content []byte, source string, n int) string {
 
 func content(pod *corev1.Pod) []byte {
 	spec := pod.Spec
+	spec.EphemeralContainers = nil // they are added to a pod that exists
 	dropIgnored(&spec)
 	// Marshalling can't fail: all of this was decoded from JSON.
 	raw, _ := json.Marshal(struct {
