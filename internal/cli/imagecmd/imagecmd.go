@@ -41,7 +41,7 @@ husk image ls`,
 		Args: usageerror.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(t.pull(), t.load(), t.ls(), t.rm(), t.prune(), t.tag(), t.push(), t.save(), t.inspect(), t.history())
+	cmd.AddCommand(t.pull(), t.load(), t.ls(), t.rm(), t.prune(), t.tag(), t.push(), t.save(), t.inspect(), t.history(), t.df())
 	return cmd
 }
 
