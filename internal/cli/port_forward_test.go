@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
@@ -151,12 +153,37 @@ func TestTopOnTerminal(t *testing.T) {
 	p := newPTY(t, 100, 30)
 	p.start(env, "husk", "top")
 	table := regexp.MustCompile(`^(\^C)?POD +CPU\(cores\) .*\nweb +[0-9]+m +5Mi +64Mi +3 .*$`)
+	live := regexp.MustCompile(`^by name; .* q quit\nPOD +CPU\(cores\) .*\nweb +[0-9]+m +5Mi +64Mi +3 .*$`)
 	p.until("table that is redrawn in place", func() bool {
-		return frames(p.output()) > 12 && table.MatchString(draw(p.output(), 100, 30).String())
+		return frames(p.output()) > 12 && live.MatchString(draw(p.output(), 100, 30).String())
 	})
 	p.typeKeys("\x03")
 	code, out := p.end()
 	if shown := draw(out, 100, 30).String(); code != 130 || !table.MatchString(shown) {
 		t.Errorf("exit code %d, on the screen:\n%s", code, shown)
+	}
+}
+
+// Keys sort the table and end it, also after ctrl-z. The shell of the test doesn't restore the
+// terminal of a stopped job by itself.
+func TestTopKeys(t *testing.T) {
+	t.Parallel()
+	_, env := serve(t, web("cat", false))
+	p := newPTY(t, 100, 30)
+	p.start(env, "sh", "-mc", "husk top; echo stopped=$?; stty -a; fg >/dev/null; echo ended=$?")
+	p.expect("by name; ")
+	p.typeKeys("m")
+	p.expect("by memory; ")
+	p.typeKeys("\x1a")
+	p.expect("stopped=148\r\n")
+	p.expect(" icanon ")
+	p.expect(" echo ")
+	p.until("mode of single keys", func() bool { return p.modes().Lflag&(unix.ICANON|unix.ECHO) == 0 })
+	p.typeKeys("c")
+	p.expect("by cpu; ")
+	p.typeKeys("q")
+	p.expect("ended=0\r\n")
+	if code, out := p.end(); code != 0 {
+		t.Errorf("exit code %d: %q", code, out)
 	}
 }

@@ -50,6 +50,7 @@ docker inspect web => =
 docker top web => =
 docker stats => husk top
 docker stats web => husk top web
+docker stats --no-stream => husk top --no-stream
 docker port web => husk describe web
 docker events => =
 docker images => husk image ls

@@ -99,17 +99,42 @@ func grown(before, now uint64) float64 {
 	return float64(now - before)
 }
 
-// SortUsage sorts by "cpu" or "memory" in descending order, or else by name.
+// UsageOrders are the orders of SortUsage.
+var UsageOrders = []string{"name", "cpu", "memory", "pids", "traffic"}
+
+// SortUsage sorts pods by one of UsageOrders, and the containers of each pod likewise. The largest
+// usage comes first. Traffic is what a pod receives and sends per second. Pods of equal usage are
+// sorted by name.
 func SortUsage(views []UsageView, by string) {
-	slices.SortStableFunc(views, func(x, y UsageView) int {
+	used := func(x, y UsedView) int {
 		switch by {
 		case "cpu":
 			return cmp.Compare(y.CPUCores, x.CPUCores)
 		case "memory":
 			return cmp.Compare(y.MemoryBytes, x.MemoryBytes)
+		case "pids":
+			return cmp.Compare(y.Processes, x.Processes)
 		}
-		return cmp.Or(strings.Compare(x.Namespace, y.Namespace), strings.Compare(x.Name, y.Name))
+		return 0
+	}
+	slices.SortFunc(views, func(x, y UsageView) int {
+		order := used(x.UsedView, y.UsedView)
+		if by == "traffic" {
+			order = cmp.Compare(y.Network.rate(), x.Network.rate())
+		}
+		return cmp.Or(order, strings.Compare(x.Namespace, y.Namespace), strings.Compare(x.Name, y.Name))
 	})
+	for _, v := range views {
+		slices.SortStableFunc(v.Containers, func(x, y ContainerUsageView) int { return used(x.UsedView, y.UsedView) })
+	}
+}
+
+// rate returns the bytes that are received and sent per second; 0 without a network.
+func (t *TrafficView) rate() float64 {
+	if t == nil {
+		return 0
+	}
+	return t.ReceivedBytesPerSecond + t.SentBytesPerSecond
 }
 
 // UsageTable returns a table with a row for each pod or for each container.
