@@ -95,11 +95,11 @@ func (p *described) head(b *strings.Builder, now time.Time) {
 	if p.HostNetwork {
 		network = "the node's"
 	} else if p.NetworkSettings.SandboxKey != "" {
-		network = strings.Join(p.IPs, ", ")
+		parts := slices.Clone(p.IPs) // a pod that has ended has none
 		if p.Sandbox.HostLink != "" {
-			network = fmt.Sprintf("%s, mtu %d, on the node %s", network, p.Sandbox.MTU, p.Sandbox.HostLink)
+			parts = append(parts, fmt.Sprintf("mtu %d", p.Sandbox.MTU), "on the node "+p.Sandbox.HostLink)
 		}
-		network += ", namespace " + p.NetworkSettings.SandboxKey
+		network = strings.Join(append(parts, "namespace "+p.NetworkSettings.SandboxKey), ", ")
 	}
 	pairs(b, "", "Name", p.Name, "UID", p.Uid, "Source", p.Source, "Age", Age(now.Sub(p.Created)),
 		"Status", strings.TrimSpace(p.Phase+" "+p.Reason), "Message", p.Message, "Waits for", strings.Join(p.WaitsFor, "; "), "Conditions", strings.Join(conditions, ", "),

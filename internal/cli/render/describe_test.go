@@ -17,6 +17,8 @@ func TestDescription(t *testing.T) {
 	for _, c := range []struct{ document, want string }{
 		{document(`"WaitsFor": ["a host port that is in use", "the next start of container c"]`), "Waits for:       a host port that is in use; the next start of container c\n"},
 		{document(`"NetworkSettings": {}`), "Network:         not attached\n"},
+		{document(`"NetworkSettings": {"SandboxKey": "/run/netns/x"}, "Sandbox": {"HostLink": "hk1", "MTU": 1500}`), "Network:         mtu 1500, on the node hk1, namespace /run/netns/x\n"},
+		{document(`"NetworkSettings": {"SandboxKey": "/run/netns/x"}, "IPs": ["10.0.0.1"]`), "Network:         10.0.0.1, namespace /run/netns/x\n"},
 		{document(`"HostNetwork": true`), "Network:         the node's\n"},
 		{document(`"Containers": [{"Name": "c", "State": "Terminated", "Reason": "Error", "OOMKilled": true, "ExitCode": 137, "StartedAt": "2026-01-01T11:59:48Z", "FinishedAt": "2026-01-01T11:59:50Z"}]`),
 			"  State:         Terminated Error 10s ago, exit code 137, after 2.00 s: the kernel killed it because of its memory limit\n"},
