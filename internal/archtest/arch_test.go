@@ -220,7 +220,7 @@ var fanOutMaxima = map[string]int{
 	"internal/api": 23,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
-	"internal/cli": 28,
+	"internal/cli": 23,
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 19,
 	// It calls drivers itself that adapters in daemon would only forward to.
