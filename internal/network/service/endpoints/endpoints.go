@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -66,7 +67,10 @@ func Slices(s *corev1.Service, pods []Pod, node string) (out []*service.Slice) {
 		}
 	}
 	number := map[bool]int{}
-	for _, g := range slices.SortedFunc(maps.Keys(groups), func(a, b group) int { return cmp.Compare(a.ports, b.ports) }) {
+	order := func(a, b group) int { // IPv4 before IPv6
+		return cmp.Or(cmp.Compare(a.ports, b.ports), strings.Compare(accept.FamilyName(a.six), accept.FamilyName(b.six)))
+	}
+	for _, g := range slices.SortedFunc(maps.Keys(groups), order) {
 		slice := groups[g]
 		number[g.six]++
 		slice.Name = fmt.Sprintf("%s-%s-%d", s.Name, accept.FamilyName(g.six), number[g.six])
