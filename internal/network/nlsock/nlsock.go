@@ -21,8 +21,8 @@ import (
 // requests before sendto returns, so the answers are there already. Its methods may be called
 // concurrently.
 type Conn struct {
-	mu  sync.Mutex
-	fd  int
+	mu  sync.Mutex // Invariant: guards what follows.
+	fd  int        // -1 once it is closed
 	seq uint32
 	buf []byte
 }
@@ -57,19 +57,32 @@ func Dial(protocol int) (*Conn, error) {
 // Strict makes the kernel apply the filters in requests for lists, which it ignores otherwise, and
 // refuse what it doesn't know in them.
 func (c *Conn) Strict() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 }
 
 // Grow lets the socket send a message of up to size bytes, such as a large transaction.
 func (c *Conn) Grow(size int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size); err != nil {
 		return fmt.Errorf("raise the send buffer of a netlink socket: %w", err)
 	}
 	return nil
 }
 
-// Close closes the socket.
-func (c *Conn) Close() error { return unix.Close(c.fd) }
+// Close closes the socket. Closing it again does nothing: the number may be another file's by then.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd < 0 {
+		return nil
+	}
+	fd := c.fd
+	c.fd = -1
+	return unix.Close(fd)
+}
 
 // Answer is the answer to one request: an error, or data if the request asks for it.
 type Answer struct {

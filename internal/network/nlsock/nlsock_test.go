@@ -125,3 +125,18 @@ func FuzzAttributes(f *testing.F) {
 		}
 	})
 }
+
+// TestCloseTwice checks that a second Close doesn't close another file that has the number by then.
+func TestCloseTwice(t *testing.T) {
+	c := dial(t, unix.NETLINK_ROUTE)
+	fd := c.fd
+	must(t, c.Close())
+	if other, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, fd); err != nil || other != fd {
+		t.Skipf("another file has taken the number: %d, %v", other, err)
+	}
+	must(t, c.Close())
+	must(t, unix.Close(fd))
+	if answers := c.Do(link(1)); answers[0].Err == nil {
+		t.Error("a closed socket answers")
+	}
+}

@@ -34,6 +34,8 @@ func Subscribe(protocol int, groups ...int) (*os.File, error) {
 
 // PortID returns the number by which announcements name the socket whose request they follow.
 func (c *Conn) PortID() (uint32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	name, err := unix.Getsockname(c.fd)
 	if err != nil {
 		return 0, fmt.Errorf("netlink socket: %w", err)
