@@ -35,8 +35,8 @@ func (t *Table) DeleteChain(name string) []*nl.NetlinkRequest {
 	}
 }
 
-// Chains returns the names of the table's chains.
-func (t *Table) Chains() ([]string, error) {
+// Chains returns the rules of each of the table's chains, also of those without any.
+func (t *Table) Chains() (map[string][]FoundRule, error) {
 	names, err := nlsock.List(t.Conn, Request(unix.NFT_MSG_GETCHAIN, 0, nil), func(data []byte) (name string, own bool) {
 		for typ, value := range Fields(data) {
 			switch typ {
@@ -51,5 +51,24 @@ func (t *Table) Chains() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list chains: %w", err)
 	}
-	return names, nil
+	rules, err := t.Rules()
+	if err != nil {
+		return nil, err
+	}
+	chains := make(map[string][]FoundRule, len(names))
+	for _, name := range names {
+		chains[name] = nil
+	}
+	for _, r := range rules {
+		chains[r.Chain] = append(chains[r.Chain], r)
+	}
+	return chains, nil
+}
+
+// Comments returns the comments of rules, which identify what they do.
+func Comments(rules []FoundRule) (out []string) {
+	for _, r := range rules {
+		out = append(out, r.Comment)
+	}
+	return out
 }

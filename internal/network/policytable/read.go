@@ -24,24 +24,13 @@ type found struct {
 
 // read returns all that the kernel has.
 func (k *kernelTable) read() (*found, error) {
-	f := &found{sets: map[string]bool{}, chains: map[string][]nftable.FoundRule{}, contents: contents{}}
+	f := &found{sets: map[string]bool{}, contents: contents{}}
 	var err error
 	if f.State, err = k.Find(); err != nil || !f.Exists {
 		return f, err
 	}
-	chains, err := k.Chains()
-	if err != nil {
+	if f.chains, err = k.Chains(); err != nil {
 		return nil, err
-	}
-	for _, name := range chains {
-		f.chains[name] = nil
-	}
-	rules, err := k.Rules()
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range rules {
-		f.chains[r.Chain] = append(f.chains[r.Chain], r)
 	}
 	_, err = nlsock.List(k.Conn, nftable.Request(unix.NFT_MSG_GETSET, 0, nftable.Attributes{}.Text(unix.NFTA_SET_TABLE, k.Name)), func(data []byte) (struct{}, bool) {
 		for typ, value := range nftable.Fields(data) {
@@ -163,12 +152,12 @@ func (f *found) broken(k *kernelTable) string {
 		wanted[r.Chain] = append(wanted[r.Chain], r.Comment)
 	}
 	for chain, comments := range wanted {
-		if !slices.Equal(f.comments(chain), comments) {
+		if !slices.Equal(nftable.Comments(f.chains[chain]), comments) {
 			return "the rules of chain " + chain + " were changed"
 		}
 	}
 	for _, chain := range f.profiles() {
-		is := f.comments(chain)
+		is := nftable.Comments(f.chains[chain])
 		slices.Sort(is)
 		var should []string
 		for kind := range f.kindsOf(chain) {
@@ -184,13 +173,6 @@ func (f *found) broken(k *kernelTable) string {
 		}
 	}
 	return ""
-}
-
-func (f *found) comments(chain string) (out []string) {
-	for _, r := range f.chains[chain] {
-		out = append(out, r.Comment)
-	}
-	return out
 }
 
 // kindsOf are the kinds of sets that a profile's chain has.

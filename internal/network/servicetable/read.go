@@ -10,30 +10,19 @@ import (
 type found struct {
 	nftable.State
 	sets     map[string]bool
-	chains   map[string][]string // the comments of their rules
+	chains   map[string][]nftable.FoundRule
 	contents contents
 }
 
 // read returns all that the kernel has.
 func (k *kernelTable) read() (*found, error) {
-	f := &found{sets: map[string]bool{}, chains: map[string][]string{}, contents: contents{}}
+	f := &found{sets: map[string]bool{}, contents: contents{}}
 	var err error
 	if f.State, err = k.Find(); err != nil || !f.Exists {
 		return f, err
 	}
-	chains, err := k.Chains()
-	if err != nil {
+	if f.chains, err = k.Chains(); err != nil {
 		return nil, err
-	}
-	for _, name := range chains {
-		f.chains[name] = nil
-	}
-	rules, err := k.Rules()
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range rules {
-		f.chains[r.Chain] = append(f.chains[r.Chain], r.Comment)
 	}
 	for _, s := range sets() {
 		if s.Timeout > 0 {

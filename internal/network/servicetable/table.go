@@ -407,7 +407,7 @@ func (f *found) broken(k *kernelTable, nodePorts []netip.Prefix) string {
 		}
 	}
 	for chain, wanted := range comments {
-		if !slices.Equal(f.chains[chain], wanted) {
+		if !slices.Equal(nftable.Comments(f.chains[chain]), wanted) {
 			return "the rules of chain " + chain + " were changed"
 		}
 	}
