@@ -1,8 +1,6 @@
 package api
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 
@@ -12,6 +10,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent/objects"
 	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/chunkstream"
 	"github.com/huskd/husk/internal/manifest"
 )
 
@@ -63,24 +62,13 @@ func (s volumeServer) InspectVolume(_ context.Context, req *huskv1.InspectVolume
 	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no claim %s/%s: husk volume ls lists them", req.Namespace, req.Name))
 }
 
-// chunkSize is the size of the chunks in which an archive is sent.
-const chunkSize = 256 << 10
-
 // ExportVolume sends a tar archive of a claim's files.
 func (s volumeServer) ExportVolume(req *huskv1.ExportVolumeRequest, stream grpc.ServerStreamingServer[huskv1.VolumeChunk]) error {
-	out := bufio.NewWriterSize(chunkWriter{stream}, chunkSize)
+	out := chunkstream.NewWriter(func(chunk []byte) error { return stream.Send(&huskv1.VolumeChunk{Chunk: chunk}) })
 	if err := s.volumes.Export(stream.Context(), req.Namespace, req.Name, out); err != nil {
 		return err
 	}
 	return out.Flush()
-}
-
-type chunkWriter struct {
-	to grpc.ServerStreamingServer[huskv1.VolumeChunk]
-}
-
-func (w chunkWriter) Write(data []byte) (int, error) {
-	return len(data), w.to.Send(&huskv1.VolumeChunk{Chunk: bytes.Clone(data)})
 }
 
 // ImportVolume replaces the files of a claim by those of a tar archive.
@@ -89,28 +77,14 @@ func (s volumeServer) ImportVolume(stream grpc.ClientStreamingServer[huskv1.Impo
 	if err != nil {
 		return err
 	}
-	if err := s.volumes.Import(stream.Context(), first.Namespace, first.Name, &chunkReader{from: stream, rest: first.Chunk}); err != nil {
+	from := chunkstream.NewReader(first.Chunk, func() ([]byte, error) {
+		m, err := stream.Recv()
+		return m.GetChunk(), err
+	})
+	if err := s.volumes.Import(stream.Context(), first.Namespace, first.Name, from); err != nil {
 		return err
 	}
 	return stream.SendAndClose(&huskv1.ImportVolumeResponse{})
-}
-
-type chunkReader struct {
-	from grpc.ClientStreamingServer[huskv1.ImportVolumeRequest, huskv1.ImportVolumeResponse]
-	rest []byte
-}
-
-func (r *chunkReader) Read(data []byte) (int, error) {
-	for len(r.rest) == 0 {
-		m, err := r.from.Recv()
-		if err != nil {
-			return 0, err
-		}
-		r.rest = m.Chunk
-	}
-	n := copy(data, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }
 
 // RemoveVolume removes a claim and its files, and the object that husk run has kept of it.

@@ -118,6 +118,7 @@ var layer = map[string]int{
 	"internal/oci/conmon":               driver,
 	"internal/userns":                   driver,
 	"internal/keylock":                  driver,
+	"internal/chunkstream":              pure,
 	"internal/filecopy":                 driver,
 	"internal/pidfd":                    driver,
 	"internal/poll":                     driver,

@@ -2,8 +2,6 @@
 package fileapi
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"path"
 	"strings"
@@ -14,6 +12,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/api/podref"
+	"github.com/huskd/husk/internal/chunkstream"
 	"github.com/huskd/husk/internal/filecopy"
 )
 
@@ -26,9 +25,6 @@ type Server struct {
 	Hidden func(handler string) bool
 }
 
-// chunkSize is the size of the chunks in which a stream is sent.
-const chunkSize = 256 << 10
-
 // CopyFrom sends a file or directory of a container.
 func (s *Server) CopyFrom(req *huskv1.CopyFromRequest, stream grpc.ServerStreamingServer[huskv1.CopyFromResponse]) error {
 	tree, subject, err := s.open(req.Name, req.Container)
@@ -36,7 +32,7 @@ func (s *Server) CopyFrom(req *huskv1.CopyFromRequest, stream grpc.ServerStreami
 		return err
 	}
 	defer tree.Close()
-	out := bufio.NewWriterSize(chunkWriter{stream}, chunkSize)
+	out := chunkstream.NewWriter(func(chunk []byte) error { return stream.Send(&huskv1.CopyFromResponse{Chunk: chunk}) })
 	skipped, err := tree.Read(stream.Context(), absolute(req.Path), out)
 	if err == nil {
 		err = out.Flush()
@@ -62,7 +58,11 @@ func (s *Server) CopyTo(stream grpc.ClientStreamingServer[huskv1.CopyToRequest, 
 	}
 	defer tree.Close()
 	source := filecopy.Source{Base: first.Base, Contents: first.Contents || first.Base == ""}
-	if err := tree.Write(&chunkReader{from: stream, rest: first.Chunk}, absolute(first.Path), source); err != nil {
+	from := chunkstream.NewReader(first.Chunk, func() ([]byte, error) {
+		m, err := stream.Recv()
+		return m.GetChunk(), err
+	})
+	if err := tree.Write(from, absolute(first.Path), source); err != nil {
 		return fmt.Errorf("%s: %w", subject, err)
 	}
 	return stream.SendAndClose(&huskv1.CopyToResponse{})
@@ -96,30 +96,4 @@ func absolute(name string) string {
 		return name
 	}
 	return "/" + name
-}
-
-type chunkWriter struct {
-	to grpc.ServerStreamingServer[huskv1.CopyFromResponse]
-}
-
-func (w chunkWriter) Write(data []byte) (int, error) {
-	return len(data), w.to.Send(&huskv1.CopyFromResponse{Chunk: bytes.Clone(data)})
-}
-
-type chunkReader struct {
-	from grpc.ClientStreamingServer[huskv1.CopyToRequest, huskv1.CopyToResponse]
-	rest []byte
-}
-
-func (r *chunkReader) Read(data []byte) (int, error) {
-	for len(r.rest) == 0 {
-		m, err := r.from.Recv()
-		if err != nil {
-			return 0, err
-		}
-		r.rest = m.Chunk
-	}
-	n := copy(data, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }

@@ -3,8 +3,6 @@
 package imageapi
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/chunkstream"
 	"github.com/huskd/husk/internal/image"
 )
 
@@ -83,24 +82,13 @@ func (s *Server) InspectImage(ctx context.Context, req *huskv1.InspectImageReque
 	return &huskv1.InspectImageResponse{Json: raw}, err
 }
 
-// chunkSize is the size of the chunks in which an archive is sent.
-const chunkSize = 256 << 10
-
 // SaveImages sends an archive of images.
 func (s *Server) SaveImages(req *huskv1.SaveImagesRequest, stream grpc.ServerStreamingServer[huskv1.SaveImagesResponse]) error {
-	out := bufio.NewWriterSize(chunkWriter{stream}, chunkSize)
+	out := chunkstream.NewWriter(func(chunk []byte) error { return stream.Send(&huskv1.SaveImagesResponse{Chunk: chunk}) })
 	if err := s.Images.Save(stream.Context(), req.Names, out); err != nil {
 		return err
 	}
 	return out.Flush()
-}
-
-type chunkWriter struct {
-	to grpc.ServerStreamingServer[huskv1.SaveImagesResponse]
-}
-
-func (w chunkWriter) Write(data []byte) (int, error) {
-	return len(data), w.to.Send(&huskv1.SaveImagesResponse{Chunk: bytes.Clone(data)})
 }
 
 // PushImage uploads an image.

@@ -2,7 +2,6 @@
 package copycmd
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/chunkstream"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/usageerror"
@@ -89,14 +89,23 @@ func (a App) from(ctx context.Context, c *client.Client, source place, container
 	if err != nil {
 		return err
 	}
-	in := &answerReader{from: answer}
+	var skipped []string
+	var failure error // huskd's
+	in := chunkstream.NewReader(nil, func() ([]byte, error) {
+		m, err := answer.Recv()
+		if err != nil && !errors.Is(err, io.EOF) {
+			failure = err
+		}
+		skipped = append(skipped, m.GetSkipped()...)
+		return m.GetChunk(), err
+	})
 	if err := a.receive(in, filecopy.SourceOf(source.path), to); err != nil {
-		return cmp.Or(in.failure, err)
+		return cmp.Or(failure, err)
 	}
 	if _, err := io.Copy(io.Discard, in); err != nil { // the last message
 		return err
 	}
-	for _, line := range in.skipped {
+	for _, line := range skipped {
 		_, _ = fmt.Fprintf(a.Errs, "skipped: %s\n", render.OneLine(line))
 	}
 	return nil
@@ -128,7 +137,7 @@ func (a App) to(ctx context.Context, c *client.Client, from string, destination 
 	}
 	first := &huskv1.CopyToRequest{Name: destination.pod, Container: container, Path: destination.path, Contents: true}
 	var send func() error
-	out := bufio.NewWriterSize(requestWriter{req}, 256<<10)
+	out := chunkstream.NewWriter(func(chunk []byte) error { return req.Send(&huskv1.CopyToRequest{Chunk: chunk}) })
 	if from == stream {
 		send = func() error {
 			_, err := io.Copy(out, a.In)
@@ -178,40 +187,4 @@ func absolute(name string) (string, error) {
 		return full + "/", nil
 	}
 	return full, nil
-}
-
-type requestWriter struct {
-	to interface {
-		Send(*huskv1.CopyToRequest) error
-	}
-}
-
-func (w requestWriter) Write(data []byte) (int, error) {
-	return len(data), w.to.Send(&huskv1.CopyToRequest{Chunk: data})
-}
-
-// answerReader reads the stream of CopyFrom.
-type answerReader struct {
-	from interface {
-		Recv() (*huskv1.CopyFromResponse, error)
-	}
-	rest    []byte
-	skipped []string
-	failure error // huskd's
-}
-
-func (r *answerReader) Read(data []byte) (int, error) {
-	for len(r.rest) == 0 {
-		m, err := r.from.Recv()
-		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				r.failure = err
-			}
-			return 0, err
-		}
-		r.rest, r.skipped = m.Chunk, append(r.skipped, m.Skipped...)
-	}
-	n := copy(data, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/chunkstream"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
@@ -38,7 +39,10 @@ husk image save web:1 db:1 | ssh edge husk image load`,
 			if err != nil {
 				return err
 			}
-			return t.writeArchive(output, &chunks{from: stream, rest: first.Chunk})
+			return t.writeArchive(output, chunkstream.NewReader(first.Chunk, func() ([]byte, error) {
+				m, err := stream.Recv()
+				return m.GetChunk(), err
+			}))
 		})(cmd, args)
 	}
 	return cmd
@@ -60,25 +64,4 @@ func (t *tool) writeArchive(name string, from io.Reader) (err error) {
 		err = errors.Join(err, os.Remove(name))
 	}
 	return err
-}
-
-// chunks reads the stream of SaveImages.
-type chunks struct {
-	from interface {
-		Recv() (*huskv1.SaveImagesResponse, error)
-	}
-	rest []byte
-}
-
-func (r *chunks) Read(data []byte) (int, error) {
-	for len(r.rest) == 0 {
-		m, err := r.from.Recv()
-		if err != nil {
-			return 0, err
-		}
-		r.rest = m.Chunk
-	}
-	n := copy(data, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }
