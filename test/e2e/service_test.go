@@ -55,8 +55,10 @@ func TestServiceManager(t *testing.T) {
 	d := startHuskd(t, n, node.Env("NOTIFY_SOCKET", path), node.Env("WATCHDOG_USEC", "200000"), node.Flags("--config", config))
 	next("READY=1")
 	next("WATCHDOG=1")
-	if log := d.Log(); strings.Contains(log, "WARN") { // such as that there is no systemd-logind
-		t.Errorf("huskd's log is %s", log)
+	for line := range strings.Lines(d.Log()) {
+		if strings.Contains(line, "WARN") && !strings.Contains(line, "nearly full") { // such as that there is no systemd-logind
+			t.Errorf("huskd warns: %s", line)
+		}
 	}
 	n.MustHusk("run", "--wait", example)
 	if env := n.MustHusk("exec", "web", "-c", "server", "--", "env"); strings.Contains(env, "NOTIFY") || strings.Contains(env, "WATCHDOG") {
