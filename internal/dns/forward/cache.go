@@ -11,8 +11,12 @@ import (
 const (
 	maxCache    = 4 << 20 // bytes of messages and keys
 	maxTime     = time.Hour
-	maxNegative = 5 * time.Minute
+	maxNegative = 30 * time.Second
 	failureTime = time.Second // see RFC 9520, section 3.2
+	// maxSecond and maxSecondNegative bound the answers of other resolvers than the first, which
+	// may not know what it knows: the names of a company's own network, for instance.
+	maxSecond         = 30 * time.Second
+	maxSecondNegative = time.Second
 	// overhead is about what an entry takes beside its message and key, in bytes.
 	overhead = 200
 )
@@ -70,9 +74,8 @@ func (c *cache) get(key string, now time.Time) *dns.Msg {
 	return &m
 }
 
-// put stores an answer if it may be cached.
-func (c *cache) put(key string, m *dns.Msg, now time.Time) {
-	lifetime := lifetimeOf(m)
+// put stores an answer for a time, if that is positive.
+func (c *cache) put(key string, m *dns.Msg, lifetime time.Duration, now time.Time) {
 	if lifetime <= 0 {
 		return
 	}
@@ -100,9 +103,10 @@ func (c *cache) remove(element *list.Element) {
 	c.size -= e.size()
 }
 
-// lifetimeOf returns how long an answer may be cached. That names or records are absent is cached
-// as RFC 2308 says, which needs the zone's SOA record.
-func lifetimeOf(m *dns.Msg) time.Duration {
+// lifetimeOf returns how long an answer may be cached, which is longest for one of the first
+// resolver. That names or records are absent is cached as RFC 2308 says, which needs the zone's SOA
+// record.
+func lifetimeOf(m *dns.Msg, first bool) time.Duration {
 	seconds := func(n uint32) time.Duration { return time.Duration(n) * time.Second }
 	switch {
 	case m.Truncated:
@@ -110,7 +114,10 @@ func lifetimeOf(m *dns.Msg) time.Duration {
 	case m.Rcode == dns.RcodeServerFailure:
 		return failureTime
 	}
-	lifetime := maxTime
+	lifetime, negative := maxTime, maxNegative
+	if !first {
+		lifetime, negative = maxSecond, maxSecondNegative
+	}
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {
 			if rr.Header().Rrtype != dns.TypeOPT {
@@ -123,7 +130,7 @@ func lifetimeOf(m *dns.Msg) time.Duration {
 	}
 	for _, rr := range m.Ns {
 		if soa, ok := rr.(*dns.SOA); ok {
-			return min(lifetime, seconds(soa.Minttl), maxNegative)
+			return min(lifetime, seconds(soa.Minttl), negative)
 		}
 	}
 	return 0

@@ -21,8 +21,6 @@ const (
 	tryTime = 2 * time.Second
 	// totalTime is how long a question may take. The C libraries of pods ask again after 5 s.
 	totalTime = 4500 * time.Millisecond
-	// avoidTime is how long a resolver that doesn't answer comes after those that do.
-	avoidTime = 30 * time.Second
 	// messageSize is what resolvers may send in one datagram. It fits into all packets, see
 	// https://www.dnsflagday.net/2020.
 	messageSize = 1232
@@ -42,12 +40,6 @@ type resolvers struct {
 	running singleflight.Group // of questions
 }
 
-// resolver is one of the node's resolvers.
-type resolver struct {
-	address netip.AddrPort
-	avoid   atomic.Int64 // until then, in nanoseconds since 1970
-}
-
 // New returns a Forwarder without resolvers.
 func New(log *slog.Logger) *Forwarder {
 	f := &Forwarder{log: log}
@@ -62,7 +54,7 @@ func (f *Forwarder) SetResolvers(addresses []netip.AddrPort) {
 	}
 	now := &resolvers{cache: newCache(maxCache)}
 	for _, a := range addresses {
-		now.list = append(now.list, &resolver{address: a})
+		now.list = append(now.list, &resolver{address: a, log: f.log})
 	}
 	f.using.Store(now)
 }
@@ -96,15 +88,13 @@ func (f *Forwarder) Resolve(ctx context.Context, q Question) *dns.Msg {
 		return answer
 	}
 	v, _, shared := using.running.Do(key, func() (any, error) {
-		ctx, cancel := context.WithTimeout(ctx, totalTime)
-		defer cancel()
-		answer, err := ask(ctx, using.list, q)
+		answer, first, err := ask(ctx, using.list, q)
 		if err != nil {
 			f.log.Debug("dns: no resolver answers", "name", q.Name, "error", err)
 			answer = new(dns.Msg)
 			answer.Rcode = dns.RcodeServerFailure
 		}
-		using.cache.put(key, answer, time.Now())
+		using.cache.put(key, answer, lifetimeOf(answer, first), time.Now())
 		return answer, nil
 	})
 	answer, _ := v.(*dns.Msg)
@@ -114,16 +104,26 @@ func (f *Forwarder) Resolve(ctx context.Context, q Question) *dns.Msg {
 	return answer
 }
 
-// ask asks the resolvers in turn, twice if need be.
-func ask(ctx context.Context, list []*resolver, q Question) (*dns.Msg, error) {
+// ask asks the resolvers in turn, twice if need be: every question begins with the first one, as
+// with the C libraries, but for resolvers that answer nobody. The result first is whether the
+// answer is that of the first of the list.
+func ask(all context.Context, list []*resolver, q Question) (answer *dns.Msg, first bool, err error) {
 	if len(list) == 0 {
-		return nil, errors.New("the node has no resolver")
+		return nil, false, errors.New("the node has no resolver")
 	}
-	now := time.Now().UnixNano()
-	order := slices.Clone(list)
-	slices.SortStableFunc(order, func(a, b *resolver) int {
-		return avoided(a, now) - avoided(b, now)
-	})
+	ctx, cancel := context.WithTimeout(all, totalTime)
+	defer cancel()
+	now := time.Now()
+	var order, last []*resolver
+	for _, r := range list {
+		if r.silent(now) {
+			last = append(last, r)
+			r.probe(all)
+		} else {
+			order = append(order, r)
+		}
+	}
+	order = append(order, last...)
 	var failure *dns.Msg
 	var failed error
 	for range 2 {
@@ -131,11 +131,12 @@ func ask(ctx context.Context, list []*resolver, q Question) (*dns.Msg, error) {
 			answer, err := r.exchange(ctx, q)
 			switch {
 			case err != nil:
-				r.avoid.Store(time.Now().Add(avoidTime).UnixNano())
+				if timedOut(err) && all.Err() == nil {
+					r.probe(all)
+				}
 				failed = fmt.Errorf("resolver %v: %w", r.address, err)
 			case answer.Rcode == dns.RcodeSuccess || answer.Rcode == dns.RcodeNameError:
-				r.avoid.Store(0)
-				return answer, nil
+				return answer, r == list[0], nil
 			default:
 				failure = answer
 			}
@@ -149,16 +150,9 @@ func ask(ctx context.Context, list []*resolver, q Question) (*dns.Msg, error) {
 	}
 	if failure != nil {
 		failure.Rcode = dns.RcodeServerFailure // the resolver's refusal is of huskd, not of the pod
-		return failure, nil
+		return failure, false, nil
 	}
-	return nil, failed
-}
-
-func avoided(r *resolver, now int64) int {
-	if r.avoid.Load() > now {
-		return 1
-	}
-	return 0
+	return nil, false, failed
 }
 
 // exchange asks the resolver by UDP, and by TCP if the answer is too long for that.
@@ -192,9 +186,11 @@ func (r *resolver) send(ctx context.Context, network string, q Question, edns bo
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })()
 	answer, _, err := client.ExchangeWithConnContext(ctx, m, conn)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
+	}
+	r.answered()
+	switch {
 	case !answer.Response || len(answer.Question) != 1 && answer.Rcode != dns.RcodeFormatError:
 		return nil, errors.New("the answer is none")
 	case len(answer.Question) == 1 && (answer.Question[0].Qtype != q.Qtype || !strings.EqualFold(answer.Question[0].Name, q.Name)):
