@@ -97,14 +97,7 @@ func (p *puller) present(c *corev1.Container) {
 func (p *puller) fetch(ctx context.Context, name, container string, progress func(image.Progress)) (image.Image, error) {
 	began := time.Now()
 	p.normalEvent(container, "Pulling", fmt.Sprintf("Pulling image %q", name))
-	var img image.Image
-	var err error
-	for _, login := range p.logins(ctx, name) {
-		img, err = p.a.cfg.Images.Pull(ctx, name, image.PullOptions{Username: login.Username, Password: login.Password, Progress: progress})
-		if !errdefs.IsUnauthorized(err) && !errdefs.IsPermissionDenied(err) && !errdefs.IsNotFound(err) {
-			break // another login doesn't help
-		}
-	}
+	img, err := p.tryLogins(ctx, name, progress)
 	if err == nil {
 		took := time.Since(began).Round(time.Millisecond)
 		p.normalEvent(container, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %d bytes.", name, took, took, img.Size))
@@ -112,13 +105,33 @@ func (p *puller) fetch(ctx context.Context, name, container string, progress fun
 	return img, err
 }
 
+// tryLogins pulls an image with one login after the other, as a kubelet does, until one is
+// accepted. How a registry refuses a login is its own choice, so that no answer of it ends the
+// attempts. The error is the one that says most: that of the last login which wasn't just refused.
+func (p *puller) tryLogins(ctx context.Context, name string, progress func(image.Progress)) (img image.Image, err error) {
+	for _, login := range p.logins(ctx, name) {
+		var failed error
+		img, failed = p.a.cfg.Images.Pull(ctx, name, image.PullOptions{Username: login.Username, Password: login.Password, Progress: progress})
+		if failed == nil || ctx.Err() != nil {
+			return img, failed
+		}
+		if err == nil || !refused(failed) || refused(err) {
+			err = failed
+		}
+	}
+	return image.Image{}, err
+}
+
+// refused reports whether a registry has refused a login, or hides from it that there is an image.
+func refused(err error) bool {
+	return errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) || errdefs.IsNotFound(err)
+}
+
 // logins returns the logins to be tried for an image, at least the anonymous one. The pod's own
-// comes first.
+// come first.
 func (p *puller) logins(ctx context.Context, name string) (out []criconfig.Login) {
 	name = p.a.cfg.Images.PulledName(name)
-	if own := criconfig.LoginFor(p.manifest, name, p.record().Objects); own != (criconfig.Login{}) {
-		out = append(out, own)
-	}
+	out = criconfig.LoginsFor(p.manifest, name, p.record().Objects)
 	if p.a.cfg.Logins != nil {
 		out = append(out, p.a.cfg.Logins(ctx, name)...)
 	}

@@ -1,9 +1,11 @@
 package criconfig
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,20 +22,33 @@ const (
 	dockerIndex     = "index.docker.io"
 )
 
-// LoginFor returns the login in the pod's imagePullSecrets for an image. If several match, it
-// returns the one with the longest host and path. Secrets that can't be parsed are skipped.
-func LoginFor(pod *corev1.Pod, image string, objects manifest.Objects) Login {
-	var found Login
-	longest := -1
+// LoginsFor returns the logins in the pod's imagePullSecrets for an image, in the order in which
+// the kubelet tries them: those for the longest host and path first, and of the same one in the
+// order of the secrets. Secrets that can't be parsed are skipped.
+func LoginsFor(pod *corev1.Pod, image string, objects manifest.Objects) []Login {
+	type match struct {
+		at    string
+		login Login
+	}
+	var found []match
 	for _, ref := range pod.Spec.ImagePullSecrets {
 		secret := objects[manifest.ObjectKey(manifest.KindSecret, pod.Namespace, ref.Name)]
 		for at, login := range logins(secret) {
-			if covers(at, image) && len(at) > longest {
-				found, longest = login, len(at)
+			if covers(at, image) && !slices.Contains(found, match{at, login}) {
+				found = append(found, match{at, login})
 			}
 		}
 	}
-	return found
+	slices.SortStableFunc(found, func(a, b match) int {
+		return cmp.Or(cmp.Compare(len(b.at), len(a.at)), cmp.Compare(a.at, b.at))
+	})
+	var out []Login
+	for _, m := range found {
+		if !slices.Contains(out, m.login) {
+			out = append(out, m.login)
+		}
+	}
+	return out
 }
 
 // logins parses a secret of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg. It

@@ -2,6 +2,7 @@ package criconfig
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,7 +10,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-func TestLoginFor(t *testing.T) {
+func TestLoginsFor(t *testing.T) {
 	t.Parallel()
 	pod := &corev1.Pod{}
 	pod.Namespace = "default"
@@ -20,24 +21,26 @@ func TestLoginFor(t *testing.T) {
 		{".dockercfg": []byte(`{"old.example.org": {"username": "old", "password": "p"}}`)},
 		{".dockerconfigjson": []byte(`not JSON`)},
 		{"key": []byte("x")},
+		{".dockerconfigjson": []byte(`{"auths": {"registry.example.com/team": {"username": "team", "password": "q"}, "registry.example.com": {"username": "team", "password": "p"}}}`)},
 	} {
 		name := fmt.Sprint("s", i)
 		objects[manifest.ObjectKey(manifest.KindSecret, "default", name)] = secret
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
 	pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: "missing"})
-	for image, want := range map[string]Login{
-		"docker.io/library/nginx:1":           {"hub", "secret:x"},
-		"registry.example.com/team/app:1":     {"team", "p"},
-		"registry.example.com/teams/app:1":    {"any", "p"},
-		"registry.example.com/other@sha256:x": {"any", "p"},
-		"a.b.example.com/app":                 {},
-		"127.0.0.1:5000/app":                  {"local", ""},
-		"127.0.0.1:5001/app":                  {},
-		"old.example.org/app":                 {"old", "p"},
-		"quay.io/app":                         {},
+	for image, want := range map[string][]Login{
+		"docker.io/library/nginx:1":           {{"hub", "secret:x"}},
+		"registry.example.com/team/app:1":     {{"team", "p"}, {"team", "q"}, {"any", "p"}},
+		"registry.example.com/teams/app:1":    {{"team", "p"}, {"any", "p"}},
+		"registry.example.com/other@sha256:x": {{"team", "p"}, {"any", "p"}},
+		"www.example.com/other":               {{"any", "p"}},
+		"a.b.example.com/app":                 nil,
+		"127.0.0.1:5000/app":                  {{"local", ""}},
+		"127.0.0.1:5001/app":                  nil,
+		"old.example.org/app":                 {{"old", "p"}},
+		"quay.io/app":                         nil,
 	} {
-		if got := LoginFor(pod, image, objects); got != want {
+		if got := LoginsFor(pod, image, objects); !slices.Equal(got, want) {
 			t.Errorf("%s: %+v, want %+v", image, got, want)
 		}
 	}

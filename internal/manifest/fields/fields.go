@@ -67,7 +67,7 @@ var podFields = []Field{
 	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (default), Unconfined or Localhost"},
 	{"spec.securityContext.appArmorProfile", Honoured, "RuntimeDefault, Unconfined, or Localhost with a loaded profile"},
 	{"spec.securityContext.seLinuxOptions", Honoured, "parts of the containers' SELinux label"},
-	{"spec.imagePullSecrets", Honoured, "registry credentials: Secrets with a .dockerconfigjson or .dockercfg"},
+	{"spec.imagePullSecrets", Honoured, "registry credentials: Secrets with a .dockerconfigjson or .dockercfg. All that match an image are tried, those for the longest host and path first"},
 	{"spec.volumes[].name", Honoured, "name of the volume, which volumeMounts refer to"},
 	{"spec.volumes[].emptyDir.medium", Honoured, "absent for a directory on disk, Memory for a tmpfs, HugePages or HugePages-<size> for huge pages"},
 	{"spec.volumes[].emptyDir.sizeLimit", Honoured, "size of a tmpfs; a pod whose volume on disk grows beyond it is evicted"},
