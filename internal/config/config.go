@@ -18,6 +18,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/pflag"
 
+	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/version"
 )
 
@@ -85,7 +86,7 @@ func New() Config {
 			NRISocket: "/var/run/nri/nri.sock",
 			NRIDir:    "/opt/nri/plugins",
 		},
-		Containers: Containers{CgroupDriver: cgroupfs},
+		Containers: Containers{CgroupDriver: cgroupfs, DefaultCapabilities: spec.DefaultCapabilities()},
 		LogLevel:   "info",
 		LogFormat:  "text",
 		Tracing:    Tracing{Sampling: 1},
@@ -374,9 +375,7 @@ func (c *Config) check() error {
 			bad(runtimesKey+"."+name, "%w", err)
 		}
 	}
-	if err := c.Containers.check(); err != nil {
-		bad("cgroup-driver", "%w", err)
-	}
+	c.Containers.check(bad)
 	if err := c.Tracing.check(); err != nil {
 		bad(tracingKey, "%w", err)
 	}

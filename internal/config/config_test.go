@@ -53,6 +53,7 @@ func TestEveryErrorIsReported(t *testing.T) {
 		want       []string
 	}{
 		{"syntax", "root = \n", nil, []string{"huskd.toml:1:"}},
+		{"capabilities", "default-capabilities = [\"kill\", \"CAP_NET\", \"ALL\"]\n", nil, []string{"default-capabilities: no capability is called \"CAP_NET\": see capabilities(7)", "no capability is called \"ALL\""}},
 		{"shutdown", "shutdown-grace-period = 5\n", nil, []string{"shutdown-grace-period-critical-pods: 10: must be at least 0 and not above"}},
 		{"unknown keys", "rot = \"/a\"\nzoo = 1\n", nil, []string{"huskd.toml: rot: unknown key", "huskd.toml: zoo: unknown key"}},
 		{"wrong types", "root = 1\nmasquerade = \"yes\"\npod-subnets = [1]\n", nil,

@@ -1,13 +1,15 @@
 package config
 
-import "fmt"
+import "github.com/huskd/husk/internal/oci/spec"
 
 // Containers configures what containers may use and how they are isolated.
 type Containers struct {
-	CgroupDriver       string `key:"cgroup-driver" help:"what creates the cgroups of containers: cgroupfs (the OCI runtime) or systemd (for pods whose cgroup_parent is a slice). The kubelet queries this"`
-	BlockIO            string `key:"blockio-config" help:"file with classes for block I/O, in the format of containerd and CRI-O, which pods select by annotation; empty for none"`
-	RDT                string `key:"rdt-config" help:"file with classes for Intel RDT, likewise"`
-	RestoreCheckpoints bool   `key:"restore-checkpoints" help:"restore a container whose image names a checkpoint. Its processes keep the privileges that they had, regardless of the pod's security context: enable it only if everyone who runs pods is trusted"`
+	CgroupDriver string `key:"cgroup-driver" help:"what creates the cgroups of containers: cgroupfs (the OCI runtime) or systemd (for pods whose cgroup_parent is a slice). The kubelet queries this"`
+	// DefaultCapabilities have the runtime spec's names after the check.
+	DefaultCapabilities []string `key:"default-capabilities" help:"capabilities of containers, to which pods add and from which they drop. Containers of containerd and docker have NET_RAW, MKNOD and AUDIT_WRITE too"`
+	BlockIO             string   `key:"blockio-config" help:"file with classes for block I/O, in the format of containerd and CRI-O, which pods select by annotation; empty for none"`
+	RDT                 string   `key:"rdt-config" help:"file with classes for Intel RDT, likewise"`
+	RestoreCheckpoints  bool     `key:"restore-checkpoints" help:"restore a container whose image names a checkpoint. Its processes keep the privileges that they had, regardless of the pod's security context: enable it only if everyone who runs pods is trusted"`
 }
 
 // The values of cgroup-driver.
@@ -19,9 +21,16 @@ const (
 // Systemd reports whether systemd creates the cgroups of pods whose parent is a slice.
 func (c Containers) Systemd() bool { return c.CgroupDriver == systemd }
 
-func (c Containers) check() error {
+func (c *Containers) check(bad func(key, format string, args ...any)) {
 	if c.CgroupDriver != cgroupfs && c.CgroupDriver != systemd {
-		return fmt.Errorf("%q is neither %s nor %s", c.CgroupDriver, cgroupfs, systemd)
+		bad("cgroup-driver", "%q is neither %s nor %s", c.CgroupDriver, cgroupfs, systemd)
 	}
-	return nil
+	for i, name := range c.DefaultCapabilities {
+		full, err := spec.Capability(name)
+		if err != nil {
+			bad("default-capabilities", "%w", err)
+			continue
+		}
+		c.DefaultCapabilities[i] = full
+	}
 }

@@ -106,6 +106,8 @@ type Config struct {
 	Hooks        Hooks // nil for none
 	Host         host.Facts
 	Limits       spec.Limits // of every container
+	// DefaultCapabilities ("CAP_CHOWN", …) are those of a container that requests no others.
+	DefaultCapabilities []string
 	// RestoreCheckpoints allows clients to create containers from checkpoints. The processes get the
 	// privileges that they had, whatever those of the pod are.
 	RestoreCheckpoints bool

@@ -121,7 +121,7 @@ func (p *setup) specRequest() (spec.Request, error) {
 		Labels:      p.sandbox.Labels,
 		Limits:      p.e.s.cfg.Limits,
 
-		Capabilities: spec.CapabilityNames(p.e.s.cfg.Host.Capabilities),
+		Capabilities: spec.Capabilities{Daemon: spec.CapabilityNames(p.e.s.cfg.Host.Capabilities), Default: p.e.s.cfg.DefaultCapabilities},
 	}
 	if classes := p.e.s.cfg.ResourceClasses; classes != nil {
 		var err error

@@ -351,7 +351,8 @@ func (d *daemon) wire() {
 		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
 		Runtime: driver, Sessions: driver, Checkpointer: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
 		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
-		RestoreCheckpoints: d.cfg.RestoreCheckpoints, ResourceClasses: d.classes,
+		DefaultCapabilities: d.cfg.DefaultCapabilities,
+		RestoreCheckpoints:  d.cfg.RestoreCheckpoints, ResourceClasses: d.classes,
 		Prewarm: prewarm,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)

@@ -16,6 +16,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/selinux"
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 // perform performs one action. Every action can be repeated. Those of the way down succeed on what
@@ -172,7 +173,7 @@ func (e *entry) pin() error {
 			return err
 		}
 	}
-	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User, Owner: ids, Sysctls: e.Config.GetLinux().GetSysctls()}
+	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User, Owner: ids, Sysctls: e.sysctls()}
 	if f.UTS != "" {
 		pins.Hostname = e.hostname()
 	}
@@ -183,6 +184,28 @@ func (e *entry) pin() error {
 		return nil
 	}
 	return e.s.cfg.Kernel.Pin(pins)
+}
+
+// pingGroups is the sysctl of the groups whose processes may open sockets for ICMP echo requests,
+// of IPv4 and IPv6, without the capability NET_RAW. allGroups is its widest value. It is written in
+// the node's user namespace, so that it includes the groups of a pod with a user namespace; see
+// ipv4_ping_group_range in net/ipv4/sysctl_net_ipv4.c.
+const (
+	pingGroups = "net.ipv4.ping_group_range"
+	allGroups  = "0 2147483647"
+)
+
+// sysctls returns the sysctls of the sandbox's namespaces: the default ones, and those of its
+// config, which override them.
+func (e *entry) sysctls() map[string]string {
+	out := map[string]string{}
+	if e.files().Net != "" {
+		out[pingGroups] = allGroups
+	}
+	for name, value := range e.Config.GetLinux().GetSysctls() {
+		out[sysctl.Normalize(name)] = value
+	}
+	return out
 }
 
 func (e *entry) attach(ctx context.Context) error {

@@ -46,6 +46,7 @@ func TestCRISecurity(t *testing.T) {
 			s.SupplementalGroupsPolicy = runtimeapi.SupplementalGroupsPolicy_Strict
 		}, "id -G", "1000 77"},
 		{"read-only root", func(s *securityContext) { s.ReadonlyRootfs = true }, "touch /x 2>&1 || true", "touch: /x: Read-only file system"},
+		{"default capabilities", func(*securityContext) {}, "grep CapEff /proc/self/status | cut -f 2; cat /proc/sys/net/ipv4/ping_group_range", "00000000800405fb\n0\t2147483647"},
 		{"added capability", func(s *securityContext) {
 			s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_TIME"}}
 		}, capability(25), "1"},

@@ -143,6 +143,7 @@ spec:
   volumes:
   - {name: disk, emptyDir: {}}
   - {name: memory, emptyDir: {medium: Memory}}
+  - {name: u, hostPath: {path: /usr}}
   containers:
   - name: web
     image: registry.test/cri/web:1
@@ -150,6 +151,7 @@ spec:
     volumeMounts:
     - {name: disk, mountPath: /disk}
     - {name: memory, mountPath: /memory}
+    - {name: u, mountPath: /u, readOnly: true}
   - name: other
     image: registry.test/cri/users:1
     imagePullPolicy: Never
@@ -157,6 +159,7 @@ spec:
     securityContext: {runAsUser: 1000, runAsGroup: 1000}
     volumeMounts:
     - {name: disk, mountPath: /disk}
+    - {name: u, mountPath: /u, readOnly: true}
 `
 
 // TestManifestUserNamespace checks that each pod of a manifest with hostUsers: false gets its own
@@ -180,6 +183,13 @@ func TestManifestUserNamespace(t *testing.T) {
 			t.Fatal(r)
 		}
 		want[name] = fmt.Sprintf("0 %d 65536", 1<<30+i<<16)
+		for _, address := range []string{"127.0.0.1", "::1"} {
+			for _, container := range []string{"web", "other"} {
+				if r := c.Husk("exec", name, "-c", container, "--", "/bin/sh", "-c", iputils+" -c1 -w10 "+address); r.Code != 0 {
+					t.Errorf("%s: %s: ping: %v", name, container, r)
+				}
+			}
+		}
 		for container, script := range map[string]string{
 			"web":   "touch /disk/web /memory/web && stat -c %u:%g /disk/web",
 			"other": "touch /disk/other && stat -c %u:%g /disk/other",

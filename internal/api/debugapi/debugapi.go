@@ -66,8 +66,9 @@ func ephemeralContainer(req *huskv1.DebugRequest, target string) corev1.Ephemera
 		Command: req.Args, Stdin: req.Stdin, TTY: req.Tty,
 		StdinOnce:              req.Stdin && !req.Tty, // a terminal can be detached from
 		TerminationMessagePath: corev1.TerminationMessagePathDefault, TerminationMessagePolicy: corev1.TerminationMessageReadFile,
-		// As with kubectl debug, whose tools may look into processes of other users, too.
-		SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_PTRACE"}}},
+		// As with kubectl debug, tools may look into processes of other users. Those that capture
+		// packets, and ping of some images, need NET_RAW.
+		SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_PTRACE", "NET_RAW"}}},
 	}}
 }
 

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -20,14 +21,30 @@ var knownCapabilities = []string{
 	"CAP_CHECKPOINT_RESTORE",
 }
 
-// defaultCapabilities are docker's.
-var defaultCapabilities = []string{
-	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
-	"CAP_SETUID", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_CHROOT",
-	"CAP_MKNOD", "CAP_AUDIT_WRITE", "CAP_SETFCAP",
+// DefaultCapabilities returns the names of the capabilities of a container that requests no others,
+// as CRI writes them. They are podman's: docker's without NET_RAW, MKNOD and AUDIT_WRITE. See
+// docs/decisions/0054.
+func DefaultCapabilities() []string {
+	return []string{
+		"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+		"NET_BIND_SERVICE", "SYS_CHROOT", "SETFCAP",
+	}
 }
 
-const allCapabilities = "CAP_ALL"
+const (
+	allCapabilities  = "CAP_ALL"
+	capabilityPrefix = "CAP_"
+)
+
+// Capability returns the runtime spec's name of a capability. Its prefix CAP_ may be left out, as
+// CRI does, and it may be in lower case.
+func Capability(name string) (string, error) {
+	full := capabilityPrefix + strings.TrimPrefix(strings.ToUpper(name), capabilityPrefix)
+	if !slices.Contains(knownCapabilities, full) {
+		return "", fmt.Errorf("no capability is called %q: see capabilities(7)", name)
+	}
+	return full, nil
+}
 
 // capabilities starts with the default ones, adds or drops ALL, and then adds and drops single
 // ones. A runtime can't grant a capability that the daemon lacks. That is an error for one that is
@@ -90,7 +107,7 @@ func (b confiner) baseCapabilities(addAll, dropAll bool) []string {
 	case addAll:
 		return knownCapabilities
 	}
-	return defaultCapabilities
+	return b.Capabilities.Default
 }
 
 // CapabilityNames returns the names of the capabilities in a bit set.
@@ -106,16 +123,20 @@ func CapabilityNames(bits uint64) []string {
 
 // grantable reports whether the daemon has a capability that containers can get.
 func (b confiner) grantable(capability string) bool {
-	return b.Capabilities == nil || slices.Contains(b.Capabilities, capability)
+	return b.Capabilities.Daemon == nil || slices.Contains(b.Capabilities.Daemon, capability)
 }
 
-// capabilityNames converts names to those of the runtime spec. CRI leaves out CAP_.
+// capabilityNames converts names, one of which may be ALL, to those of the runtime spec.
 func (b confiner) capabilityNames(field string, names []string) ([]string, error) {
 	var out []string
 	for _, name := range names {
-		full := "CAP_" + strings.TrimPrefix(strings.ToUpper(name), "CAP_")
-		if full != allCapabilities && !slices.Contains(knownCapabilities, full) {
-			return nil, b.bad(field, "no capability is called %q: see capabilities(7)", name)
+		if upper := strings.ToUpper(name); upper == allCapabilities || capabilityPrefix+upper == allCapabilities {
+			out = append(out, allCapabilities)
+			continue
+		}
+		full, err := Capability(name)
+		if err != nil {
+			return nil, b.bad(field, "%v", err)
 		}
 		out = append(out, full)
 	}

@@ -225,7 +225,7 @@ func TestAnnotationsOfPodsStayOutside(t *testing.T) {
 
 // TestDefaultProfileDenies checks what the default seccomp profile must not allow.
 func TestDefaultProfileDenies(t *testing.T) {
-	profile, err := defaultSeccomp(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: defaultCapabilities}}})
+	profile, err := defaultSeccomp(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: podmans}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,10 +40,8 @@ type Request struct {
 
 	Host host.Facts
 	// NodeName is the host name of the node, and of containers in its network namespace.
-	NodeName string
-	// Capabilities ("CAP_CHOWN", …) are those that the daemon has, so that containers can get them.
-	// Nil means all known ones.
-	Capabilities []string
+	NodeName     string
+	Capabilities Capabilities
 
 	// Rootfs is the absolute path of the root file system.
 	Rootfs string
@@ -65,6 +63,15 @@ type Request struct {
 	// Labels are the sandbox's SELinux labels. The config's options may replace parts of them.
 	Labels Labels
 	Limits Limits
+}
+
+// Capabilities are the node's sets of capabilities ("CAP_CHOWN", …).
+type Capabilities struct {
+	// Daemon are those that the daemon has, so that containers can get them. Nil means all known
+	// ones.
+	Daemon []string
+	// Default are those of a container that isn't privileged, before its own are added and dropped.
+	Default []string
 }
 
 // Namespaces are the paths of the sandbox's pinned namespaces. Those that the sandbox doesn't need

@@ -60,15 +60,16 @@ func request() Request {
 			Cmd:        []string{"serve"},
 			WorkingDir: "/srv",
 		},
-		ImageName:   "localhost/web:1",
-		Host:        facts(),
-		NodeName:    "node",
-		Rootfs:      "/run/husk/rootfs",
-		CgroupsPath: "/husk/pod/server",
-		User:        specs.User{AdditionalGids: []uint32{0}},
-		Home:        "/root",
-		Namespaces:  Namespaces{Net: "/run/netns/n", IPC: "/run/husk/ipc", UTS: "/run/husk/uts"},
-		Files:       Files{Hosts: "/s/hosts", ResolvConf: "/s/resolv.conf", Hostname: "/s/hostname", Shm: "/s/shm"},
+		ImageName:    "localhost/web:1",
+		Host:         facts(),
+		NodeName:     "node",
+		Rootfs:       "/run/husk/rootfs",
+		CgroupsPath:  "/husk/pod/server",
+		User:         specs.User{AdditionalGids: []uint32{0}},
+		Home:         "/root",
+		Namespaces:   Namespaces{Net: "/run/netns/n", IPC: "/run/husk/ipc", UTS: "/run/husk/uts"},
+		Capabilities: Capabilities{Default: podmans},
+		Files:        Files{Hosts: "/s/hosts", ResolvConf: "/s/resolv.conf", Hostname: "/s/hostname", Shm: "/s/shm"},
 	}
 }
 
@@ -142,7 +143,7 @@ func TestGolden(t *testing.T) {
 			security(r).Privileged = true
 			security(r).MaskedPaths, security(r).ReadonlyPaths = nil, nil
 			r.HostDevices = []Device{{specs.LinuxDevice{Path: "/dev/sda", Type: "b", Major: 8}, "rwm"}}
-			r.Capabilities = slices.DeleteFunc(slices.Clone(knownCapabilities), func(c string) bool { return c == "CAP_SYS_RESOURCE" })
+			r.Capabilities.Daemon = slices.DeleteFunc(slices.Clone(knownCapabilities), func(c string) bool { return c == "CAP_SYS_RESOURCE" })
 		}),
 		"host-namespaces": with(func(r *Request) {
 			all := &runtimeapi.NamespaceOption{
