@@ -63,7 +63,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		}
 	}
 	// Services come before the pods, which have their addresses in variables.
-	refused := s.Services.Run(stream.Context(), parsed, sourceRun, send)
+	refused := s.Services.Run(stream.Context(), parsed, file, sourceRun, send)
 	if req.ObjectsOnly {
 		return nil
 	}

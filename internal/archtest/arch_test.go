@@ -40,7 +40,7 @@ var fieldMaxima = map[string]int{
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
 var packageMaxima = map[string]int{
 	// It wires every part of huskd, and decides nothing.
-	"internal/daemon": 3200,
+	"internal/daemon": 3300,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
 	"internal/agent": 3050,

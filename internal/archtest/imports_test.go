@@ -218,6 +218,7 @@ var layer = map[string]int{
 	"internal/network/nftable":           driver,
 	"internal/network/service/apisource": driver,
 	"internal/network/service/endpoints": pure,
+	"internal/network/service/placement": pure,
 	"internal/network/service/declared":  agent,
 	"internal/network/serviceproxy":      agent,
 	"internal/api/imageapi":              edge,

@@ -62,6 +62,7 @@ func TestEveryErrorIsReported(t *testing.T) {
 			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is not one of text, json`, `network-mode: "l2" is not one of ptp, bridge`}},
 		{"Services among pods", "service-subnets = [\"10.201.128.0/24\"]\n", nil, []string{"service-subnets: 10.201.128.0/24 overlaps 10.201.0.0/16 of pod-subnets: use another"}},
 		{"Services of no family", "service-subnets = [\"fd00::/112\"]\npod-subnets = [\"10.9.0.0/24\"]\n", nil, []string{"service-subnets: none is of an address family of pod-subnets: give one that is"}},
+		{"link-local Services", "service-subnets = [\"169.254.0.0/16\"]\n", nil, []string{"service-subnets: 169.254.0.0/16 has addresses that no Service can have: use a private one, such as 10.203.0.0/16"}},
 		{"few Services", "service-subnets = [\"10.9.0.0/30\"]\n", nil, []string{"service-subnets: 10.9.0.0/30: use a prefix length of 8 to 28"}},
 		{"short names", "short-names = \"https://x\"\n", nil, []string{`short-names: "https://x" is neither a registry, such as docker.io or registry.example:5000/team, nor refuse`}},
 		{"network only", "network-only = true\nmanifests = \"/m\"\nkubeconfig = \"/k\"\n", nil,

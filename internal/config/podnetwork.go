@@ -138,6 +138,9 @@ func (p *PodNetwork) ServicePrefixes() (out []netip.Prefix, err error) {
 			if subnet.Overlaps(of) {
 				return nil, fmt.Errorf("%s overlaps %s of pod-subnets: use another", subnet, of)
 			}
+			if a := subnet.Addr(); a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
+				return nil, fmt.Errorf("%s has addresses that no Service can have: use a private one, such as 10.203.0.0/16", subnet)
+			}
 			if shortest := map[bool]int{true: 8, false: 64}[subnet.Addr().Is4()]; subnet.Bits() < shortest || subnet.Bits() > subnet.Addr().BitLen()-4 {
 				return nil, fmt.Errorf("%s: use a prefix length of %d to %d", subnet, shortest, subnet.Addr().BitLen()-4)
 			}

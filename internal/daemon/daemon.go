@@ -297,7 +297,7 @@ func servicesConfig(d *daemon, subnets []netip.Prefix) serviceproxy.Config {
 		c.Connect = d.membership.connect
 	case !d.cfg.NetworkOnly:
 		c.Manifests = declared.Config{
-			Journal: d.journal, PodSubnets: subnets, Changed: d.names.ServicesChanged,
+			Journal: d.journal, PodSubnets: subnets, Others: others(d), Changed: d.names.ServicesChanged,
 			Pods: func() []agent.Pod { return d.agent.List() }, Report: func(e event.Event) { d.agent.Events.Add(e) },
 		}
 	}

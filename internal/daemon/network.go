@@ -4,15 +4,19 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/agent/event"
+	"github.com/huskd/husk/internal/dns/forward"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/explain"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peering"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/service/placement"
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/pod"
@@ -88,6 +92,25 @@ func explainer(d *daemon) explain.Explainer {
 		e.Services = b.World
 	}
 	return e
+}
+
+// others returns what says where other nodes and DNS servers are.
+func others(d *daemon) func() []placement.Place {
+	return func() (out []placement.Place) {
+		add := func(kind placement.Kind, of string, at ...netip.Addr) {
+			for _, a := range at {
+				a = a.Unmap().WithZone("")
+				out = append(out, placement.Place{Kind: kind, Prefix: netip.PrefixFrom(a, a.BitLen()), Of: of})
+			}
+		}
+		own := plan.Resolvers(d.instance)
+		add(placement.Resolver, "of pods", own[:]...)
+		add(placement.Resolver, "of this node", forward.NodeFiles.Resolvers()...)
+		for _, p := range d.nodesStatus().Peers {
+			add(placement.Node, p.Name, p.Addresses...)
+		}
+		return out
+	}
 }
 
 // goneTime is how often huskd looks for pods of another runtime that ended without a DEL.

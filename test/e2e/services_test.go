@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -285,10 +287,11 @@ func TestBadServices(t *testing.T) {
 		file += fmt.Sprintf(one, s[0], s[1])
 	}
 	pod := "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: 'localhost/web:1', command: [/bin/sleep, '1000'], ports: [{containerPort: 80, hostPort: 30099}]}]}}"
-	r := n.Husk("run", "--wait", write(t, n, "app.yaml", file+pod))
+	app := write(t, n, "app.yaml", file+pod)
+	r := n.Husk("run", "--wait", app)
 	for _, want := range []string{
-		"husk: Service default/b: clusterIP 10.203.0.9 is that of Service default/a: use another, or leave it out\n",
-		"Service default/d: node port 30080/TCP is that of Service default/c: use another, or leave nodePort out\n",
+		"husk: " + app + ": Service default/b: clusterIP 10.203.0.9 is that of Service default/a: use another, or leave it out\n",
+		app + ": Service default/d: node port 30080/TCP is that of Service default/c: use another, or leave nodePort out\n",
 		"service default/e: a node without a cluster has no load balancer: connect to node port 30081/TCP of this node\n",
 		"service default/e: no pod in namespace default has the labels app=nobody, which its selector wants\n",
 		"service default/f at 10.203.0.4, fd68:7573:6b80::2\n",
@@ -301,8 +304,9 @@ func TestBadServices(t *testing.T) {
 	if r.Code != 1 {
 		t.Errorf("husk run returns %d", r.Code)
 	}
-	r = n.Husk("run", write(t, n, "taken.yaml", fmt.Sprintf(one, "taken", "type: NodePort, ports: [{port: 80, nodePort: 30099}]")))
-	if want := "husk: Service default/taken: node port 30099/TCP is that of pod default/p, as its hostPort: use another, or leave nodePort out\n"; r.Code != 1 || r.Stderr != want {
+	taken := write(t, n, "taken.yaml", fmt.Sprintf(one, "taken", "type: NodePort, ports: [{port: 80, nodePort: 30099}]"))
+	r = n.Husk("run", taken)
+	if want := "husk: " + taken + ": Service default/taken: node port 30099/TCP is that of pod default/p, as its hostPort: use another, or leave nodePort out\n"; r.Code != 1 || r.Stderr != want {
 		t.Errorf("a pod's port: %+v", r)
 	}
 	n.MustHusk("run", write(t, n, "q.yaml", strings.NewReplacer("name: p}", "name: q}", "30099", "30081").Replace(pod)))
@@ -355,4 +359,101 @@ func TestBadServices(t *testing.T) {
 	})
 	d.Stop()
 	n.NothingLeft()
+}
+
+// TestServicesLeaveTheNodeAlone checks that no Service of a manifest takes an address or a port
+// that the node or another host has: what was reached there before is reached after.
+func TestServicesLeaveTheNodeAlone(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	d := startHuskd(t, n)
+	listen(t, n.Net(), ":2222", "node")
+	listen(t, n.Net(), node.Address4+":30111", "node")
+	listen(t, n.OtherNet(), ":2222", "other")
+	reached := func(when string) {
+		t.Helper()
+		for _, c := range []struct{ from, to, want string }{
+			{n.OtherNet(), net.JoinHostPort(node.Address4, "2222"), "node"}, {n.OtherNet(), net.JoinHostPort(node.Address6, "2222"), "node"},
+			{n.OtherNet(), net.JoinHostPort(node.Address4, "30111"), "node"},
+			{n.Net(), net.JoinHostPort(node.Other4, "2222"), "other"}, {n.Net(), net.JoinHostPort(node.Other6, "2222"), "other"},
+		} {
+			if got := greeting(c.from, c.to); got != c.want {
+				t.Errorf("%s: %s answers %q, want %q", when, c.to, got, c.want)
+			}
+		}
+	}
+	reached("at first")
+	own := plan.Resolvers(n.Instance())
+	const one = "{apiVersion: v1, kind: Service, metadata: {name: bad}, spec: {%s}}\n"
+	for _, c := range []struct{ spec, want string }{
+		{"clusterIP: " + node.Address4, "clusterIP " + node.Address4 + " is an address of this node on up0: use another, or leave it out"},
+		{"clusterIP: '" + node.Address6 + "'", "clusterIP " + node.Address6 + " is an address of this node on up0: use another, or leave it out"},
+		{"clusterIP: " + node.Other4, "clusterIP " + node.Other4 + " is the address of a gateway of up0: use another, or leave it out"},
+		{"clusterIP: '" + node.Other6 + "'", "clusterIP " + node.Other6 + " is the address of a gateway of up0: use another, or leave it out"},
+		{"clusterIP: 198.51.100.255", "clusterIP 198.51.100.255 is a broadcast address of up0: use another, or leave it out"},
+		{"clusterIP: " + own[0].String(), "clusterIP " + own[0].String() + " is a link-local address: use another, or leave it out"},
+		{"clusterIP: '" + own[1].String() + "'", "clusterIP " + own[1].String() + " is the address of a DNS server of pods: use another, or leave it out"},
+		{"externalIPs: [" + node.Address4 + "]", "port 2222/TCP of externalIP " + node.Address4 + " is in use on this node: a process listens on [::]:2222; stop it, or use another port or address"},
+		{"externalIPs: ['" + node.Address6 + "']", "port 2222/TCP of externalIP " + node.Address6 + " is in use on this node: a process listens on [::]:2222; stop it, or use another port or address"},
+		{"externalIPs: [" + node.Other4 + "]", "externalIPs[0] " + node.Other4 + " is the address of a gateway of up0: use another, or leave it out"},
+	} {
+		path := write(t, n, "bad.yaml", fmt.Sprintf(one, c.spec+", ports: [{port: 2222}]"))
+		if r := n.Husk("run", path); r.Code != 1 || r.Stderr != "husk: "+path+": Service default/bad: "+c.want+"\n" {
+			t.Errorf("%s: %+v", c.spec, r)
+		}
+		reached("with " + c.spec)
+	}
+	path := write(t, n, "port.yaml", fmt.Sprintf(one, "type: NodePort, ports: [{port: 80, nodePort: 30111}]"))
+	if r := n.Husk("run", path); r.Code != 1 || r.Stderr != "husk: "+path+": Service default/bad: node port 30111/TCP is in use: a process listens on "+node.Address4+":30111; stop it, use another, or leave nodePort out\n" {
+		t.Errorf("a node port on which a process listens: %+v", r)
+	}
+	reached("with a node port")
+	// An address that a Service may have can become another's.
+	n.MustHusk("run", write(t, n, "good.yaml", strings.Replace(fmt.Sprintf(one, "clusterIP: 10.96.0.10, ports: [{port: 80}]"), "bad", "good", 1)))
+	n.Must("ip", "address", "add", "10.96.0.10/32", "dev", "up0")
+	if out := n.Husk("doctor").Stdout; !strings.Contains(out, "Service default/good: clusterIP 10.96.0.10 is an address of this node on up0, whose packets it takes: give it another address") {
+		t.Errorf("husk doctor prints\n%s", out)
+	}
+	n.MustHusk("rm", "service/good")
+	d.Stop()
+	n.NothingLeft()
+}
+
+// listen answers connections to an address in a network namespace with a word.
+func listen(t *testing.T, path, address, word string) {
+	t.Helper()
+	var l net.Listener
+	if err := netns.Do(path, func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte(word))
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+// greeting returns what an address says to one who connects from a network namespace.
+func greeting(path, address string) string {
+	var word []byte
+	_ = netns.Do(path, func() error {
+		conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		word, err = io.ReadAll(conn)
+		return err
+	})
+	return string(word)
 }

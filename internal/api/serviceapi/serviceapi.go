@@ -97,20 +97,24 @@ func serviceMessage(of *service.Service, parts []*service.Slice, node service.No
 	return out
 }
 
-// Run makes the Services and endpoints of a manifest count. One that is refused doesn't keep the
-// others from that.
-func (s *Server) Run(ctx context.Context, file manifest.File, source string, send func(*huskv1.RunEvent) error) error {
+// Run makes the Services and endpoints of a manifest count, which is the file at path. One that is
+// refused doesn't keep the others from that.
+func (s *Server) Run(ctx context.Context, file manifest.File, path, source string, send func(*huskv1.RunEvent) error) error {
 	var errs []error
 	for _, o := range file.Services {
 		effective, unchanged, err := s.Proxy.Declared().Apply(ctx, declared.Object{Service: o}, source)
-		if err == nil {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", path, err)
+		} else {
 			err = send(serviceEvent(effective, unchanged))
 		}
 		errs = append(errs, err)
 	}
 	for _, o := range file.Slices {
 		_, unchanged, err := s.Proxy.Declared().Apply(ctx, declared.Object{Slice: o}, source)
-		if err == nil {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", path, err)
+		} else {
 			err = send(&huskv1.RunEvent{
 				Kind: "endpoints", Namespace: o.Namespace, Name: o.Name, Unchanged: unchanged, Settled: true,
 				Message: fmt.Sprintf("%d for service %s", len(o.Endpoints), o.Service),

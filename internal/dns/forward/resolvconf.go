@@ -41,6 +41,16 @@ func (f Files) Read() ([]byte, error) {
 	return content, nil
 }
 
+// Resolvers returns the node's resolvers, also the stub of systemd-resolved.
+func (f Files) Resolvers() (out []netip.Addr) {
+	for _, path := range []string{f.Main, f.BehindStub} {
+		if content, err := os.ReadFile(path); err == nil {
+			out = append(out, resolversOf(content)...)
+		}
+	}
+	return out
+}
+
 // resolversOf returns the resolvers that a resolv.conf(5) names.
 func resolversOf(content []byte) (out []netip.Addr) {
 	for line := range strings.Lines(string(content)) {

@@ -13,25 +13,37 @@ import (
 )
 
 // PortsFree returns an error of kind unavailable if a process on the node listens on one of the
-// hostPorts. (The kernel would send all packets to the pod, and the process would get none.) A
-// trial bind is quick and finds all listeners. It also fails for client connections that use the
-// port locally, so the list of sockets has the last word.
+// hostPorts. (The kernel would send all packets to the pod, and the process would get none.)
 func PortsFree(ports []pod.PortMapping) error {
 	for _, p := range ports {
-		for _, addr := range listenAddresses(p.HostIP) {
-			taken, err := taken(p, addr)
-			if err != nil {
-				return fmt.Errorf("host port %d/%s: check whether it is free: %w", p.HostPort, p.Protocol, err)
-			}
-			if !taken {
-				continue
-			}
-			if where, ok := listener(p, addr); ok {
-				return &pod.PortInUseError{Port: p, By: fmt.Sprintf("a process listens on %v; stop it or use another hostPort", where)}
-			}
+		where, taken, err := Listener(p)
+		if err != nil {
+			return fmt.Errorf("host port %d/%s: check whether it is free: %w", p.HostPort, p.Protocol, err)
+		}
+		if taken {
+			return &pod.PortInUseError{Port: p, By: fmt.Sprintf("a process listens on %v; stop it or use another hostPort", where)}
 		}
 	}
 	return nil
+}
+
+// Listener returns where a process of the node listens that would get the packets to a port. A
+// trial bind is quick and finds all listeners. It also fails for client connections that use the
+// port locally, so the list of sockets has the last word.
+func Listener(p pod.PortMapping) (where netip.AddrPort, listens bool, err error) {
+	for _, addr := range listenAddresses(p.HostIP) {
+		taken, err := taken(p, addr)
+		if err != nil {
+			return netip.AddrPort{}, false, err
+		}
+		if !taken {
+			continue
+		}
+		if where, ok := listener(p, addr); ok {
+			return where, true, nil
+		}
+	}
+	return netip.AddrPort{}, false, nil
 }
 
 func listenAddresses(hostIP netip.Addr) []netip.Addr {

@@ -5,11 +5,13 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/service/placement"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -170,6 +172,44 @@ func TestOverlap(t *testing.T) {
 	}
 	if err := Overlap("bad!", "", nil); err == nil {
 		t.Error("an invalid instance is accepted")
+	}
+}
+
+// TestPlaces checks what is found of a node's addresses, networks and gateways.
+func TestPlaces(t *testing.T) {
+	n := newNode(t)
+	n.sh("echo 1 >/proc/sys/net/ipv6/conf/all/forwarding", "ip link set lo up", "ip link add up0 type veth peer name up1", "ip link set up0 up", "ip link set up1 up",
+		"ip addr add 10.1.0.2/24 dev up0", "ip -6 addr add fd01::2/64 dev up0 nodad", "ip addr add 10.7.0.1/32 dev lo",
+		"ip route add default via 10.1.0.1", "ip -6 route add default via fd01::1", "ip route add 10.2.0.0/16 via 10.1.0.9 table 77",
+		"ip route add 128.0.0.0/1 via 10.1.0.8", "ip route add unreachable 10.3.0.0/24", "ip route add local 10.4.0.0/24 dev lo",
+		"ip route add 10.5.0.0/24 nexthop via 10.1.0.6 nexthop via 10.1.0.7")
+	wants := map[string]string{
+		"10.1.0.2": "is an address of this node on up0", "10.7.0.1": "is an address of this node on lo", "fd01::2": "is an address of this node on up0",
+		"10.4.0.9": "is an address of this node on lo", "10.1.0.255": "is a broadcast address of up0", "fd01::": "is a broadcast address of up0",
+		"10.1.0.1": "is the address of a gateway of up0", "fd01::1": "is the address of a gateway of up0", "10.1.0.9": "is the address of a gateway of up0",
+		"10.1.0.8": "is the address of a gateway of up0", "10.1.0.6": "is the address of a gateway", "10.1.0.7": "is the address of a gateway",
+		"10.1.0.77": "is in the network 10.1.0.0/24 of up0", "fd01::77": "is in the network fd01::/64 of up0", "10.2.0.1": "is in the network 10.2.0.0/16 of up0",
+		"10.3.0.1": "is in the network 10.3.0.0/24", "10.6.0.1": "", "fd02::1": "", "192.168.0.1": "",
+	}
+	// The kernel adds routes of IPv6 addresses later.
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		s := placement.Surroundings{}
+		must(t, netns.Do(n.path, func() (err error) {
+			s.Places, err = Places()
+			return err
+		}))
+		var wrong []string
+		for address, want := range wants {
+			if got := s.ClusterIP(netip.MustParseAddr(address)); got != want {
+				wrong = append(wrong, fmt.Sprintf("%s: got %q, want %q", address, got, want))
+			}
+		}
+		if len(wrong) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(strings.Join(wrong, "\n"))
+		}
 	}
 }
 

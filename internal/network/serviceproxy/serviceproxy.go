@@ -101,11 +101,15 @@ func (p *Proxy) openCluster(cfg Config) error {
 func (p *Proxy) openManifests(cfg Config) (err error) {
 	of := cfg.Manifests
 	of.Node, of.Log = cfg.Node, cfg.Log
+	of.Places, of.Listener = preflight.Places, preflight.Listener
 	if of.Subnets, err = cfg.ServicePrefixes(); err != nil {
 		return fmt.Errorf("service-subnets: %w", err)
 	}
 	if p.declared, err = declared.New(of); err != nil {
 		return err
+	}
+	for _, problem := range p.declared.Problems() {
+		cfg.Log.Warn("services: " + problem)
 	}
 	p.balancer = balancer.New(balancer.Config{Source: p.declared, Kernel: p.table, Log: cfg.Log, NodePorts: cfg.nodePorts})
 	return nil
@@ -131,6 +135,8 @@ func (p *Proxy) Problems() (out []string) {
 	if p.declared == nil { // the Services of manifests are not kube-proxy's
 		// It may have been started since.
 		other, _ = preflight.KubeProxy()
+	} else {
+		out = p.declared.Problems()
 	}
 	if other != "" && p.auto && errdefs.IsPermissionDenied(problem) {
 		return []string{leftTo(other)}

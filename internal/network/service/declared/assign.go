@@ -1,7 +1,6 @@
 package declared
 
 import (
-	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -15,7 +14,6 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/service/accept"
-	"github.com/huskd/husk/internal/pod"
 )
 
 // effective returns a Service with what it got.
@@ -105,7 +103,14 @@ func (s *Services) assign(o *corev1.Service, old assignment) (a assignment, err 
 		a.Families = append(a.Families, familyOf(six))
 	}
 	key := Object{Service: o}.key()
-	if a.NodePorts, err = s.nodePorts(key, o, old); err != nil || accept.Headless(&o.Spec) {
+	place, err := s.place(key)
+	if err != nil {
+		return assignment{}, err
+	}
+	if a.NodePorts, err = place.nodePorts(o, old); err == nil {
+		err = place.externalIPs(o)
+	}
+	if err != nil || accept.Headless(&o.Spec) {
 		if err == nil {
 			s.release(key, false)
 		}
@@ -125,9 +130,9 @@ func (s *Services) assign(o *corev1.Service, old assignment) (a assignment, err 
 		addr := has
 		switch {
 		case want.IsValid() && want != has:
-			addr, err = want, s.take(key, want)
+			addr, err = want, place.take(want)
 		case !has.IsValid():
-			addr, err = s.choose(key, six)
+			addr, err = place.choose(six)
 		}
 		if err != nil {
 			s.restore(key, old)
@@ -176,76 +181,6 @@ func (s *Services) restore(key string, old assignment) {
 	}
 }
 
-// take gives a Service an address that it asks for. It may be outside of the subnets.
-func (s *Services) take(key string, addr netip.Addr) error {
-	for _, e := range s.entries {
-		if e.Service != nil && e.key() != key && slices.Contains(e.Addresses, addr) {
-			return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("clusterIP %v is that of %v: use another, or leave it out", addr, e.Object))
-		}
-	}
-	for _, subnet := range s.cfg.PodSubnets {
-		if subnet.Contains(addr) {
-			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("clusterIP %v is in the subnet of pods, %v: use another, or leave it out", addr, subnet))
-		}
-	}
-	s.addresses[addr.Is6()].Forget(owner(key))
-	return s.adopt(key, []netip.Addr{addr})
-}
-
-// choose gives a Service an address.
-func (s *Services) choose(key string, six bool) (netip.Addr, error) {
-	lease, err := s.addresses[six].Reserve(owner(key), time.Now())
-	if err != nil {
-		return netip.Addr{}, errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("no address is left in service-subnets, which have %d Services: remove some, or configure larger ones", len(s.entries)))
-	}
-	return lease.Addresses[0], nil
-}
-
-// nodePorts returns the ports of the node that lead to a Service, one of each of its ports.
-func (s *Services) nodePorts(key string, o *corev1.Service, old assignment) ([]int32, error) {
-	spec := &o.Spec
-	has := spec.Type == corev1.ServiceTypeNodePort ||
-		spec.Type == corev1.ServiceTypeLoadBalancer && (spec.AllocateLoadBalancerNodePorts == nil || *spec.AllocateLoadBalancerNodePorts)
-	out := make([]int32, len(spec.Ports))
-	var before []corev1.ServicePort
-	if e := s.entries[key]; e != nil {
-		before = e.Service.Spec.Ports
-	}
-	taken := s.takenPorts(key)
-	for i, p := range spec.Ports {
-		if out[i] = p.NodePort; p.NodePort == 0 {
-			continue
-		}
-		if by := taken[nodePort{p.Protocol, p.NodePort}]; by != "" {
-			return nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("node port %d/%s is that of %s: use another, or leave nodePort out", p.NodePort, p.Protocol, by))
-		}
-		taken[nodePort{p.Protocol, p.NodePort}] = "itself"
-	}
-	for i, p := range spec.Ports {
-		if out[i] != 0 || !has {
-			continue
-		}
-		for j, q := range before {
-			if p.Protocol == q.Protocol && p.Port == q.Port && j < len(old.NodePorts) && old.NodePorts[j] != 0 && taken[nodePort{p.Protocol, old.NodePorts[j]}] == "" {
-				out[i] = old.NodePorts[j]
-			}
-		}
-		if out[i] == 0 {
-			out[i] = freePort(fmt.Sprint(key, p.Port, p.Protocol), func(n int32) bool { return taken[nodePort{p.Protocol, n}] == "" })
-		}
-		if out[i] == 0 {
-			return nil, errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("no node port is left: %d…%d are all taken", accept.FirstNodePort, accept.LastNodePort))
-		}
-		taken[nodePort{p.Protocol, out[i]}] = "itself"
-	}
-	return out, nil
-}
-
-type nodePort struct {
-	protocol corev1.Protocol
-	port     int32
-}
-
 // freePort returns a port for a purpose. It is mostly the same one for the same purpose.
 func freePort(purpose string, free func(int32) bool) int32 {
 	const size = accept.LastNodePort - accept.FirstNodePort + 1
@@ -257,50 +192,6 @@ func freePort(purpose string, free func(int32) bool) int32 {
 		}
 	}
 	return 0
-}
-
-// takenPorts returns who has ports of the node, among pods and the Services but for one.
-func (s *Services) takenPorts(except string) map[nodePort]string {
-	out := map[nodePort]string{}
-	for _, p := range s.cfg.Pods() {
-		if p.Finished {
-			continue
-		}
-		for _, containers := range [][]corev1.Container{p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers} {
-			for i := range containers {
-				for _, port := range containers[i].Ports {
-					out[nodePort{cmp.Or(port.Protocol, corev1.ProtocolTCP), port.HostPort}] = "pod " + p.Name() + ", as its hostPort"
-				}
-			}
-		}
-	}
-	if e := s.entries[except]; e != nil {
-		// A pod that asks for a port that the Service has waits for it.
-		for _, port := range e.effective.Spec.Ports {
-			delete(out, nodePort{port.Protocol, port.NodePort})
-		}
-	}
-	for key, e := range s.entries {
-		if e.Service == nil || key == except {
-			continue
-		}
-		for _, port := range e.effective.Spec.Ports {
-			out[nodePort{port.Protocol, port.NodePort}] = e.Object.String()
-		}
-	}
-	return out
-}
-
-// Taken returns an error if a Service has a port of the node that a pod asks for.
-func (s *Services) Taken(m pod.PortMapping) error {
-	for _, o := range s.Effective() {
-		for _, p := range o.Spec.Ports {
-			if p.NodePort == int32(m.HostPort) && strings.EqualFold(string(p.Protocol), string(m.Protocol)) {
-				return &pod.PortInUseError{Port: m, By: fmt.Sprintf("%v has it as its node port; use another hostPort", Object{Service: o})}
-			}
-		}
-	}
-	return nil
 }
 
 // Name returns the namespace and name in service/[NAMESPACE/]NAME, and whether text is of that

@@ -28,6 +28,8 @@ import (
 	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/network/service/accept"
 	"github.com/huskd/husk/internal/network/service/endpoints"
+	"github.com/huskd/husk/internal/network/service/placement"
+	"github.com/huskd/husk/internal/pod"
 )
 
 // Config is what Services work with.
@@ -38,6 +40,12 @@ type Config struct {
 	Subnets []netip.Prefix
 	// PodSubnets have the addresses of pods, which no Service can have.
 	PodSubnets []netip.Prefix
+	// Places returns where the node's own addresses, networks and gateways are, and Others where
+	// other nodes and DNS servers are.
+	Places func() ([]placement.Place, error)
+	Others func() []placement.Place
+	// Listener returns where a process of the node listens that would get the packets to a port.
+	Listener func(pod.PortMapping) (where netip.AddrPort, listens bool, err error)
 	// Node is the name of the node.
 	Node string
 	// Pods returns the pods of the node.

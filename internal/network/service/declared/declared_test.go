@@ -25,6 +25,7 @@ import (
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/network/service"
+	"github.com/huskd/husk/internal/network/service/placement"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 )
@@ -38,6 +39,9 @@ type lab struct {
 	journal *journal.Journal
 	*Services
 
+	places  []placement.Place
+	listens map[string]bool // on all addresses of the node
+
 	mu     sync.Mutex
 	pods   []agent.Pod
 	events []string
@@ -45,7 +49,12 @@ type lab struct {
 }
 
 func newLab(t *testing.T) *lab {
-	l := &lab{t: t, dir: filepath.Join(t.TempDir(), "journal")}
+	l := &lab{t: t, dir: filepath.Join(t.TempDir(), "journal"), listens: map[string]bool{}}
+	for text, kind := range map[string]placement.Kind{
+		"192.0.2.10/32": placement.Local, "2001:db8::10/128": placement.Local, "192.0.2.0/24": placement.Network, "192.0.2.1/32": placement.Gateway,
+	} {
+		l.places = append(l.places, placement.Place{Kind: kind, Prefix: netip.MustParsePrefix(text), Of: "of eth0"})
+	}
 	l.start()
 	t.Cleanup(func() { l.journal.Close() })
 	return l
@@ -71,6 +80,18 @@ func (l *lab) start() {
 	l.state = service.Changes{Services: map[string]*service.Service{}, Slices: map[string]*service.Slice{}}
 	l.Services, err = New(Config{
 		Journal: l.journal, Subnets: prefixes("10.202.0.0/29", "fd68::/120"), PodSubnets: prefixes("10.201.0.0/16"), Node: "n",
+		Places: func() ([]placement.Place, error) { return l.places, nil },
+		Others: func() []placement.Place {
+			return []placement.Place{
+				{Kind: placement.Node, Prefix: netip.MustParsePrefix("10.50.0.2/32"), Of: "n2"},
+				{Kind: placement.Resolver, Prefix: netip.MustParsePrefix("10.60.0.53/32"), Of: "of this node"},
+				{Kind: placement.Resolver, Prefix: netip.MustParsePrefix("192.0.2.10/32"), Of: "of this node"},
+			}
+		},
+		Listener: func(m pod.PortMapping) (at netip.AddrPort, listens bool, err error) {
+			at = netip.AddrPortFrom(netip.IPv4Unspecified(), m.HostPort)
+			return at, l.listens[fmt.Sprintf("%d/%s", m.HostPort, m.Protocol)], nil
+		},
 		Pods: func() []agent.Pod {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -285,6 +306,75 @@ func TestHostPorts(t *testing.T) {
 	l.set(waits)
 	l.want("changed", l.run("first {clusterIP: 10.202.0.6, type: NodePort, selector: {a: b}, ports: [{port: 80, nodePort: 30102}]}"), "10.202.0.6 30102")
 	l.want("another", l.run("second {type: NodePort, ports: [{port: 80, nodePort: 30102}]}"), "Service default/second: node port 30102/TCP is that of Service default/first: use another, or leave nodePort out")
+}
+
+// A Service can't take addresses and ports that something else has.
+func TestPlaces(t *testing.T) {
+	l := newLab(t)
+	l.listens["22/tcp"], l.listens["30105/tcp"], l.listens["30106/udp"] = true, true, true
+	l.set(podOn("a", "10.201.0.1", true)) // with hostPort 30100
+	const refused = ": use another, or leave it out"
+	for spec, want := range map[string]string{
+		"{clusterIP: 192.0.2.10, " + onePort + "}":                              "clusterIP 192.0.2.10 is an address of this node of eth0" + refused,
+		"{clusterIP: '2001:db8::10', " + onePort + "}":                          "clusterIP 2001:db8::10 is an address of this node of eth0" + refused,
+		"{clusterIPs: [10.202.0.5, '2001:db8::10'], " + onePort + "}":           "clusterIP 2001:db8::10 is an address of this node of eth0" + refused,
+		"{clusterIP: 192.0.2.1, " + onePort + "}":                               "clusterIP 192.0.2.1 is the address of a gateway of eth0" + refused,
+		"{clusterIP: 192.0.2.99, " + onePort + "}":                              "clusterIP 192.0.2.99 is in the network 192.0.2.0/24 of eth0" + refused,
+		"{clusterIP: 10.50.0.2, " + onePort + "}":                               "clusterIP 10.50.0.2 is an address of node n2" + refused,
+		"{clusterIP: 10.60.0.53, " + onePort + "}":                              "clusterIP 10.60.0.53 is the address of a DNS server of this node" + refused,
+		"{clusterIP: 169.254.169.254, " + onePort + "}":                         "clusterIP 169.254.169.254 is a link-local address" + refused,
+		"{clusterIP: 8.8.8.8, " + onePort + "}":                                 "clusterIP 8.8.8.8 is neither private nor in service-subnets" + refused,
+		"{externalIPs: [10.201.0.9], " + onePort + "}":                          "externalIPs[0] 10.201.0.9 is in the subnet of pods, 10.201.0.0/16" + refused,
+		"{externalIPs: [203.0.113.1, 169.254.0.9], " + onePort + "}":            "externalIPs[1] 169.254.0.9 is a link-local address" + refused,
+		"{externalIPs: ['fe80::9'], " + onePort + "}":                           "externalIPs[0] fe80::9 is a link-local address" + refused,
+		"{externalIPs: [192.0.2.10], ports: [{port: 22}]}":                      "port 22/TCP of externalIP 192.0.2.10 is in use on this node: a process listens on 0.0.0.0:22; stop it, or use another port or address",
+		"{externalIPs: ['2001:db8::10'], ports: [{port: 22}]}":                  "port 22/TCP of externalIP 2001:db8::10 is in use on this node: a process listens on 0.0.0.0:22; stop it, or use another port or address",
+		"{externalIPs: [192.0.2.10], ports: [{port: 30100}]}":                   "port 30100/TCP of externalIP 192.0.2.10 is that of pod default/a, as its hostPort: use another port or address",
+		"{type: NodePort, ports: [{port: 80, nodePort: 30105}]}":                "node port 30105/TCP is in use: a process listens on 0.0.0.0:30105; stop it, use another, or leave nodePort out",
+		"{type: NodePort, ports: [{port: 80, protocol: UDP, nodePort: 30106}]}": "node port 30106/UDP is in use: a process listens on 0.0.0.0:30106; stop it, use another, or leave nodePort out",
+	} {
+		l.want(spec, l.run("bad "+spec), "Service default/bad: "+want)
+	}
+	if all := l.Effective(); len(all) > 0 {
+		t.Errorf("refused Services count: %v", all)
+	}
+	l.want("a local external IP", l.run("ext {clusterIP: 10.202.0.2, externalIPs: [192.0.2.10], "+onePort+"}"), "10.202.0.2")
+	l.want("one elsewhere", l.run("far {clusterIP: 10.202.0.3, externalIPs: [203.0.113.1], ports: [{port: 22}]}"), "10.202.0.3")
+	l.want("a Service's", l.run("bad {externalIPs: [203.0.113.1], ports: [{port: 22}]}"), "Service default/bad: port 22/TCP of externalIP 203.0.113.1 is that of Service default/far: use another port or address")
+	l.want("an external IP's port", l.run("np {type: NodePort, externalIPs: [192.0.2.10], ports: [{port: 30107, nodePort: 30107}]}"), "10.202.0.4 30107")
+	l.want("another's node port", l.run("bad {externalIPs: [192.0.2.10], ports: [{port: 30107}]}"), "Service default/bad: port 30107/TCP of externalIP 192.0.2.10 is that of Service default/np: use another port or address")
+	for m, want := range map[pod.PortMapping]string{
+		{Protocol: pod.TCP, HostPort: 80}:                                            "host port 80/tcp is in use on this node: Service default/ext has it as the port of its externalIP 192.0.2.10; use another hostPort",
+		{Protocol: pod.TCP, HostPort: 80, HostIP: netip.MustParseAddr("192.0.2.10")}: "host port 80/tcp is in use on this node: Service default/ext has it as the port of its externalIP 192.0.2.10; use another hostPort",
+		{Protocol: pod.TCP, HostPort: 80, HostIP: netip.MustParseAddr("192.0.2.11")}: "",
+		{Protocol: pod.UDP, HostPort: 80}:                                            "",
+		{Protocol: pod.TCP, HostPort: 22}:                                            "",
+	} {
+		got := ""
+		if err := l.Taken(m); err != nil {
+			got = err.Error()
+		}
+		l.want(fmt.Sprint(m), got, want)
+	}
+	// What a Service has stays, though a process may listen there now. A chosen port is none of these.
+	l.listens["30107/tcp"], l.listens["80/tcp"], l.listens["31306/tcp"] = true, true, true
+	l.want("changed", l.run("np {type: NodePort, selector: {a: b}, externalIPs: [192.0.2.10], ports: [{port: 30107, nodePort: 30107}]}"), "10.202.0.4 30107")
+	l.want("changed", l.run("ext {clusterIP: 10.202.0.2, selector: {a: b}, externalIPs: [192.0.2.10], "+onePort+"}"), "10.202.0.2")
+	l.want("another port", l.run("web {type: NodePort, "+onePort+"}"), "10.202.0.5 31307")
+	// The node's addresses change.
+	if p := l.Problems(); len(p) > 0 {
+		t.Errorf("problems %q", p)
+	}
+	l.places = append(l.places, placement.Place{Kind: placement.Local, Prefix: netip.MustParsePrefix("10.202.0.6/32"), Of: "on br0"},
+		placement.Place{Kind: placement.Broadcast, Prefix: netip.MustParsePrefix("10.202.0.2/32"), Of: "of br0"})
+	want := []string{
+		"service-subnets has 10.202.0.0/29, where the node has something else: 10.202.0.2/32 is a broadcast address of br0, 10.202.0.6/32 is an address of this node on br0: configure other service-subnets",
+		"Service default/ext: clusterIP 10.202.0.2 is a broadcast address of br0, whose packets it takes: give it another address",
+	}
+	if p := l.Problems(); !slices.Equal(p, want) {
+		t.Errorf("problems %q, want %q", p, want)
+	}
+	l.want("a taken address", l.run("more {"+onePort+"}"), "Service default/more: the next address of service-subnets, 10.202.0.6, is an address of this node on br0: configure other service-subnets")
 }
 
 // What a directory declares comes and goes with its files, except for files that can't be read.
