@@ -40,6 +40,7 @@ var layer = map[string]int{
 	"internal/projectquota":             driver,
 	"internal/logind":                   driver,
 	"internal/host":                     driver,
+	"internal/dirmodes":                 driver,
 	"internal/sysctl":                   words,
 	"internal/lifecycle":                pure,
 	"internal/lifecycle/owner":          owner,

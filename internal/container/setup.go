@@ -18,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/image/rootfs"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/selinux"
+	"github.com/huskd/husk/internal/userns"
 )
 
 // setup is one run of the action Mount: it mounts the root file system and the volumes of a
@@ -92,7 +93,7 @@ func (e *entry) mount(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(e.bundle(), 0o711); err != nil {
+	if err := userns.MakeDir(e.bundle(), 0); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(e.bundle(), "config.json"), data, 0o600)
@@ -189,7 +190,7 @@ func (p *setup) openLog() error {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("log_path %.80q is not the path of a file in the pod's log directory", p.e.Config.GetLogPath()))
 	}
 	p.e.Rec.Log = path
-	return os.MkdirAll(filepath.Dir(path), 0o755)
+	return os.MkdirAll(filepath.Dir(path), 0o750)
 }
 
 // isFileBelow reports whether path can be that of a file below a directory.

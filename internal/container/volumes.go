@@ -108,12 +108,15 @@ func (p *setup) mapOwners(i int) (string, error) {
 		return "", err
 	}
 	at := rootfs.Path(filepath.Join(p.e.layer(), volumesDir, strconv.Itoa(i)))
-	if info.IsDir() {
-		err = os.MkdirAll(at, 0o755)
-	} else if err = os.MkdirAll(filepath.Dir(at), 0o755); err == nil {
-		err = os.WriteFile(at, nil, 0o644)
+	if err := userns.MakeDir(filepath.Dir(at), p.sandbox.owner().GID); err != nil {
+		return "", err
 	}
-	if err != nil {
+	if info.IsDir() {
+		err = os.Mkdir(at, 0o700)
+	} else {
+		err = unix.Mknod(at, unix.S_IFREG|0o600, 0)
+	}
+	if err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
 	}
 	return at, userns.Mount(m.GetHostPath(), at, p.sandbox.Namespaces.User)

@@ -374,7 +374,7 @@ func (d *daemon) wire() {
 	})
 	config := agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
-		Volumes: d.volumes(), Logs: d.podLogs(), Logins: d.logins.Logins,
+		Volumes: d.volumes(), Logs: podLogs(d.cfg), Logins: d.logins.Logins,
 		Node: nodeFacts(d),
 		Memory: func(cgroup string) (used, limit uint64) {
 			if u, err := d.meter.Cgroup(cgroup); err == nil {
@@ -411,7 +411,7 @@ func (d *daemon) resume(ctx context.Context) {
 	logAll("containers: resuming failed", d.containers.Resume(ctx))
 	logAll("sandboxes: resuming failed", d.sandboxes.Resume())
 	logAll("NRI is off: no plugin can register", d.startNRI())
-	logAll("logs: restoring the links failed", linkLogs(d.podLogs(), d.containers.List("")))
+	logAll("logs: restoring the links failed", linkLogs(podLogs(d.cfg), d.containers.List("")))
 	logAll("a record was set aside", d.objects.Load()...)
 	logAll("a record was set aside", d.services.Load()...)
 	logAll("a record was set aside", d.workloads.Load()...)

@@ -16,6 +16,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/housekeeping"
 	"github.com/huskd/husk/internal/logs"
@@ -26,8 +27,8 @@ func (d *daemon) volumes() volume.Volumes {
 	return volume.Volumes{Root: d.cfg.Root, State: d.cfg.State}
 }
 
-func (d *daemon) podLogs() podlogs.Dirs {
-	return podlogs.Dirs{Root: filepath.Join(d.cfg.Root, "pods"), Pods: d.cfg.PodLogs, Links: filepath.Join(filepath.Dir(d.cfg.PodLogs), "containers")}
+func podLogs(cfg config.Config) podlogs.Dirs {
+	return podlogs.Dirs{Root: filepath.Join(cfg.Root, "pods"), Pods: cfg.PodLogs, Links: filepath.Join(filepath.Dir(cfg.PodLogs), "containers")}
 }
 
 // linkLogs restores the links to the logs of the agent's containers: huskd or the host may have
@@ -114,11 +115,11 @@ func (d *daemon) removeOrphans() {
 	}
 	d.orphans = map[string]error{}
 	former := filepath.Join(d.cfg.Root, "logs") // before there was pod-logs-dir
-	if err := d.podLogs().Adopt(former, uids); err != nil {
+	if err := podLogs(d.cfg).Adopt(former, uids); err != nil {
 		d.log.Error("orphaned logs of pods were kept", "path", former, "error", err)
 		d.orphans[former] = err
 	}
-	for _, o := range housekeeping.Orphans(d.volumes(), d.podLogs(), uids) {
+	for _, o := range housekeeping.Orphans(d.volumes(), podLogs(d.cfg), uids) {
 		if o.Err != nil {
 			d.log.Error("orphaned pod directory was kept", "path", o.Path, "error", o.Err)
 			d.orphans[o.Path] = o.Err

@@ -12,16 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/dirmodes"
 )
 
 // locks are the lock files that keep a second huskd out of this one's directories.
 type locks []*os.File
 
-// lockDirs makes huskd's directories and locks them. On error the caller releases the locks
-// returned so far.
+// lockDirs makes huskd's directories, locks them, and closes them to other users. On error the
+// caller releases the locks returned so far.
 func lockDirs(cfg config.Config) (held locks, err error) {
 	for _, dir := range []struct{ path, flag string }{{cfg.Root, "--root"}, {cfg.State, "--state"}} {
-		if err := os.MkdirAll(dir.path, 0o711); err != nil {
+		if err := os.MkdirAll(dir.path, dirmodes.Passable); err != nil {
 			return held, fmt.Errorf("%s: %w", dir.flag, err)
 		}
 		f, err := os.OpenFile(filepath.Join(dir.path, "huskd.lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -33,7 +34,11 @@ func lockDirs(cfg config.Config) (held locks, err error) {
 			return held, fmt.Errorf("another huskd (pid %s) uses %s: stop it, or give this one another %s", owner, dir.path, dir.flag)
 		}
 	}
-	return held, nil
+	if err := dirmodes.Close(cfg.Root, cfg.State); err != nil || cfg.NetworkOnly { // logs are the other runtime's
+		return held, err
+	}
+	logs := podLogs(cfg)
+	return held, dirmodes.CloseLogs(logs.Pods, logs.Links)
 }
 
 const (

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/dirmodes"
 )
 
 const scheme = "unix://"
@@ -30,7 +32,7 @@ func listen(address string) (net.Listener, error) {
 			return nil, fmt.Errorf("--listen: %w", err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), dirmodes.Passable); err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	// The umask is the whole process's, but no other goroutine creates files yet.

@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/selinux"
 	"github.com/huskd/husk/internal/sysctl"
+	"github.com/huskd/husk/internal/userns"
 )
 
 // perform performs one action. Every action can be repeated. Those of the way down succeed on what
@@ -121,11 +122,11 @@ func (e *entry) hostname() string {
 // pin creates the sandbox's cgroup, files and namespaces. The directory is created first and
 // removed last, because the sweep finds the rest by it if the record is lost.
 func (e *entry) pin() error {
-	if err := os.MkdirAll(e.dir(), 0o711); err != nil {
-		return err
-	}
 	ids := idsOf(e.Config)
 	uid, gid := ids.Root()
+	if err := userns.MakeDir(e.dir(), gid); err != nil {
+		return err
+	}
 	if e.options().GetIpc() != runtimeapi.NamespaceMode_NODE {
 		if err := os.MkdirAll(memory(e.dir()), 0o700); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/selinux"
+	"github.com/huskd/husk/internal/userns"
 )
 
 // Load reads the recorded sandboxes. Those that were ready in this boot are ready again; Resume
@@ -49,6 +50,9 @@ func (s *Service) Resume() error {
 	for _, b := range s.entries.All() {
 		e := b.Object().(*entry)
 		if e.Interruption() == sandboxstate.Lost && e.Rec.State == sandboxstate.Ready && e.intact() {
+			// In the directory of an older version everybody could find their way, so it had no group.
+			_, gid := idsOf(e.Config).Root()
+			swept = errors.Join(swept, userns.MakeDir(e.dir(), gid))
 			e.watchInfra()
 		} else {
 			e.TakeDown(e.explainLoss)

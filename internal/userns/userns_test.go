@@ -140,3 +140,40 @@ func TestMount(t *testing.T) {
 		}
 	}
 }
+
+// pass tries, as the user and group id, to pass through a directory and to list it.
+func pass(t *testing.T, id int, dir string) (passes, lists bool) {
+	t.Helper()
+	as := func(args ...string) bool {
+		args = append([]string{"--reuid", fmt.Sprint(id), "--regid", fmt.Sprint(id), "--clear-groups"}, args...)
+		return exec.Command("setpriv", args...).Run() == nil
+	}
+	return as("test", "-e", filepath.Join(dir, "file")), as("ls", dir)
+}
+
+func TestMakeDir(t *testing.T) {
+	hosttest.Root(t)
+	parent := t.TempDir()
+	must(t, os.Chmod(parent, 0o711))
+	must(t, os.Chmod(filepath.Dir(parent), 0o711))
+	loose := filepath.Join(parent, "loose")
+	must(t, os.Mkdir(loose, 0o755))
+	must(t, os.Chmod(loose, 0o777))
+	closed, grouped, deep := filepath.Join(parent, "closed"), filepath.Join(parent, "grouped"), filepath.Join(parent, "a", "b")
+	for dir, group := range map[string]int{closed: 0, loose: 0, grouped: first, deep: first} {
+		must(t, MakeDir(dir, group))
+		must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
+		must(t, MakeDir(dir, group))
+		for id, want := range map[int]bool{first: group == first, first + 1: false} {
+			if passes, lists := pass(t, id, dir); passes != want || lists {
+				t.Errorf("group %d passes through %s, made for group %d: %v, lists it: %v", id, dir, group, passes, lists)
+			}
+		}
+	}
+	must(t, os.Symlink(closed, filepath.Join(parent, "link")))
+	for _, path := range []string{filepath.Join(closed, "file"), filepath.Join(parent, "link")} {
+		if err := MakeDir(path, first); err == nil {
+			t.Errorf("MakeDir accepts %s", path)
+		}
+	}
+}

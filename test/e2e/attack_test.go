@@ -35,17 +35,6 @@ func TestHostilePod(t *testing.T) {
 	if got := w.sh("filler", open); got != "" {
 		t.Errorf("an exec inherits %q", got)
 	}
-	// Another user of the node, who knows the paths.
-	for _, pattern := range []string{"/run/husk/husk.sock", "/run/husk/sandboxes/*/memory/*", "/run/husk/containers/*/*", "/var/lib/husk/*"} {
-		script := "for f in " + pattern + "; do ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r $f -o -w $f -o -x $f || echo $f; done"
-		if !strings.Contains(w.Must("sh", "-c", "echo "+pattern), "*") {
-			if got := w.Must("sh", "-c", script); got != "" {
-				t.Errorf("any user of the node can use %s", got)
-			}
-		} else {
-			t.Errorf("nothing is at %s: the test proves nothing", pattern)
-		}
-	}
 	w.remove("filler")
 	w.checkUnharmed("a pod that fills its files")
 	w.end()

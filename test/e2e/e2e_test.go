@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"log"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +21,12 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv(api.PluginNameEnvVar) != "" {
 		serveNRIPlugin()
+		return
+	}
+	if os.Getenv(intruderEnv) != "" {
+		if err := intrude(); err != nil {
+			log.Fatal(err)
+		}
 		return
 	}
 	node.Main(m)

@@ -25,6 +25,10 @@ type Dirs struct {
 }
 
 const (
+	// logsMode is the kubelet's. What an administrator gives the directory's group, such as a log
+	// collector's, can read the logs.
+	logsMode = 0o750
+
 	recordName = "logs"
 	suffix     = ".log"
 	maxName    = 255 // NAME_MAX
@@ -47,7 +51,7 @@ func (d Dirs) Create(uid, dir string) (string, error) {
 	if known, err := os.Readlink(record); err == nil {
 		return known, nil
 	}
-	for path, mode := range map[string]fs.FileMode{d.Root: 0o700, filepath.Dir(record): 0o700, d.Pods: 0o755} {
+	for path, mode := range map[string]fs.FileMode{d.Root: 0o700, filepath.Dir(record): 0o700, d.Pods: logsMode} {
 		if err := os.MkdirAll(path, mode); err != nil {
 			return "", fmt.Errorf("logs of pod: %w", err)
 		}
@@ -86,7 +90,7 @@ func (d Dirs) Remove(uid string) error {
 
 // Link links to the log of a container. The link may exist.
 func (d Dirs) Link(log, id string) error {
-	err := os.MkdirAll(d.Links, 0o755)
+	err := os.MkdirAll(d.Links, logsMode)
 	if err == nil {
 		err = os.Symlink(log, d.link(log, id))
 	}

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/userns"
 )
 
 // The names that Mount uses in a container's directory.
@@ -29,8 +31,9 @@ const (
 
 // Spec describes a root filesystem.
 type Spec struct {
-	// Dir is the container's own directory. Mount creates it if it doesn't exist. It
-	// must not be on an overlay filesystem.
+	// Dir is the container's own directory. Mount creates it if it doesn't exist, so that
+	// no user but root and the Owner's group passes through it. It must not be on an
+	// overlay filesystem.
 	Dir string
 	// Lower are the directories of the image's layers, topmost first.
 	Lower []string
@@ -59,8 +62,14 @@ func Upper(dir string) string { return filepath.Join(dir, upperDir) }
 // an earlier run of huskd, it is left as it is. A writable layer that isn't mounted
 // is left from a crash or a reboot: Mount replaces it by an empty one.
 func Mount(spec Spec) (string, error) {
-	path := Path(spec.Dir)
-	if err := os.MkdirAll(path, 0o755); err != nil {
+	path, group := Path(spec.Dir), 0
+	if spec.Owner != nil {
+		group = spec.Owner.GID
+	}
+	if err := userns.MakeDir(spec.Dir, group); err != nil {
+		return "", fmt.Errorf("root filesystem: %w", err)
+	}
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("root filesystem: %w", err)
 	}
 	mounted, err := isMounted(spec.Dir)

@@ -18,6 +18,19 @@ const probeIDs = 1 << 16
 // ProbeUserns opens a user namespace for a probe's container.
 func ProbeUserns() (*os.File, error) { return userns.Open(userns.Whole(probeIDs, probeIDs)) }
 
+// MakeProbe makes a directory below parent for the bundle of a probe. The root of ProbeUserns can
+// pass through both.
+func MakeProbe(parent string) (string, error) {
+	if err := userns.MakeDir(parent, probeIDs); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(parent, "probe-")
+	if err != nil {
+		return "", err
+	}
+	return dir, userns.MakeDir(dir, probeIDs)
+}
+
 // WriteProbe writes the bundle of a minimal container, with namespaces, a cgroup and a program, to
 // probe a runtime with. The container joins the user namespace at the path user, if that isn't
 // empty.

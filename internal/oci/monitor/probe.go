@@ -178,21 +178,12 @@ func parseVersion(out string) (name, version string) {
 // runOnce creates, starts and deletes a container of the pause program, which exits at once. The
 // container joins the user namespace at the path user, if that isn't empty.
 func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (err error) {
-	if err := os.MkdirAll(cfg.StateDir, 0o711); err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp(cfg.StateDir, "probe-")
+	dir, err := bundle.MakeProbe(cfg.StateDir)
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
 	id := "husk-" + string(cfg.Instance) + "-probe-" + pod.Short(pod.NewID())
-	// The root of the user namespace must be able to pass these directories.
-	for _, dir := range []string{cfg.StateDir, dir} {
-		if err := os.Chmod(dir, 0o711); err != nil {
-			return err
-		}
-	}
 	if err := bundle.WriteProbe(dir, "/"+id, user, "/pause", "now"); err != nil {
 		return err
 	}

@@ -73,7 +73,11 @@ func (d Driver) native(r Request) bool {
 
 // Start starts the process. If it fails, Remove removes what is left.
 func (d Driver) Start(ctx context.Context, r Request) (oci.Process, error) {
-	if err := os.MkdirAll(r.rootfs(), 0o755); err != nil {
+	_, group := r.IDs.Root()
+	if err := userns.MakeDir(r.Dir, group); err != nil {
+		return oci.Process{}, err
+	}
+	if err := os.Mkdir(r.rootfs(), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return oci.Process{}, err
 	}
 	if err := pause.Write(filepath.Join(r.rootfs(), program)); err != nil {

@@ -65,6 +65,31 @@ metadata: {name: ordinary}
 spec: {containers: [{name: main, image: "localhost/web:1", volumeMounts: [{name: out, mountPath: /out}], command: [sh, -c, 'nc -ll -p 7 -e cat & trap "hostname >>/out/order; exit 0" TERM; while :; do sleep 0.2; done']}], volumes: [{name: out, hostPath: {path: /root}}]}
 `
 
+// onlyRoot checks that other users of the machine can list nothing of huskd, and pass only through
+// the directories above those of pods' user namespaces. TestOtherUsers in test/e2e tries all files.
+func onlyRoot(t *testing.T) {
+	t.Helper()
+	for pattern, others := range map[string]fs.FileMode{
+		"/var/lib/husk/*": 0, "/var/lib/husk/containers": 1, "/var/lib/husk/containers/*": 0,
+		"/run/husk/*": 0, "/run/husk/sandboxes": 1, "/run/husk/sandboxes/*": 0,
+	} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil || len(paths) == 0 {
+			t.Errorf("nothing is at %s: %v", pattern, err)
+		}
+		for _, path := range paths {
+			if base := filepath.Base(path); others == 0 && (base == "containers" && filepath.Dir(path) == "/var/lib/husk" || base == "sandboxes") {
+				continue
+			}
+			if info, err := os.Stat(path); err != nil {
+				t.Error(err)
+			} else if info.Mode()&0o007 != others {
+				t.Errorf("%s: %v; want %o for others", path, info.Mode(), others)
+			}
+		}
+	}
+}
+
 // TestInstall runs at the first boot. It ends with a reboot.
 func TestInstall(t *testing.T) {
 	journal(t)
@@ -94,6 +119,7 @@ func TestInstall(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", path, info, err, want)
 		}
 	}
+	onlyRoot(t)
 	before := containers(t)
 	echo := connect(t, "ordinary")
 	for _, step := range []struct{ what, deb, version string }{
@@ -107,6 +133,7 @@ func TestInstall(t *testing.T) {
 		if got := run(t, "husk", "version"); strings.Count(got, step.version) < 2 {
 			t.Errorf("after the %s: %s", step.what, got)
 		}
+		onlyRoot(t)
 		if now := containers(t); now != before {
 			t.Errorf("after the %s the containers are\n%s\nbefore\n%s", step.what, now, before)
 		}
