@@ -48,6 +48,8 @@ var packageMaxima = map[string]int{
 	"internal/image": 2750,
 	// It parses each kind of object with one decoder and one report of problems.
 	"internal/manifest": 2950,
+	// The nftables table has the elements of the plans that it applies, and reads both from one node.
+	"internal/network/datapath": 2950,
 	// Its commands share the connection, the output and the completion of names, which a package for
 	// some of them would have to be given.
 	"internal/cli": 2900,

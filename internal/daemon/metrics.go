@@ -10,6 +10,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/metrics"
+	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/sandbox"
@@ -25,6 +26,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 			Images:     func() []image.Image { return nil },
 			Refused:    func() int { return 0 },
 			Debts:      func() int { return len(d.debts()) },
+			Dropped:    func() ([]network.Dropped, error) { return d.network.Paths().Dropped() },
 			Nodes:      d.nodesStatus,
 			Policy:     d.policyReport,
 		})
@@ -35,6 +37,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 		Images:     func() []image.Image { return d.images.List() },
 		Refused:    func() int { return len(d.manifests.Load().Report().Problems) },
 		Debts:      func() int { return len(d.debts()) },
+		Dropped:    func() ([]network.Dropped, error) { return d.network.Paths().Dropped() },
 		Nodes:      d.nodesStatus,
 		Policy:     d.policyReport,
 	})

@@ -71,6 +71,8 @@ func Examine(h Host) []*huskv1.Check {
 	}
 	d.network(settings, err)
 	d.addresses(h.Network.Usage())
+	drops, err := h.Network.Paths().Dropped()
+	d.drops(drops, err, settings.Table, time.Now())
 	d.damages(h.Network.Damages(h.Attachments))
 	for _, problem := range h.Policy {
 		d.add("network policy", warn, problem, "")

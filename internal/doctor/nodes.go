@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/preflight"
@@ -60,6 +61,21 @@ func (d *diagnosis) reversePath(uplink string, read func(sysctl string) (string,
 	if err == nil && err2 == nil && max(all, own) == "1" {
 		d.add("rp_filter", warn, fmt.Sprintf("strict reverse path filtering on %s drops packets of other nodes' pods while the two directions take different ways, so a direct way that has failed once is never used again", uplink),
 			fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", uplink))
+	}
+}
+
+// recently is how long packets that were dropped are worth a warning.
+const recently = time.Hour
+
+// drops checks whether the pod network had to drop what nobody honest sends.
+func (d *diagnosis) drops(list []network.Dropped, err error, table string, now time.Time) {
+	if err != nil {
+		d.add("dropped packets", warn, "their counters can't be read: "+err.Error(), "")
+	}
+	for _, l := range list {
+		if !l.Last.IsZero() && now.Sub(l.Last) < recently {
+			d.add("dropped packets", warn, fmt.Sprintf("%d %v, the last of them %v ago", l.Count, l.Why, now.Sub(l.Last).Round(time.Minute)), l.Why.Remedy(table))
+		}
 	}
 }
 

@@ -13,7 +13,9 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
+	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peer"
@@ -133,5 +135,17 @@ func TestDroppedPackets(t *testing.T) {
 	}
 	if left := find(); len(left.checks) > 0 {
 		t.Errorf("after the remedies: %v", left.checks)
+	}
+}
+
+// TestDrops warns of packets that were dropped lately.
+func TestDrops(t *testing.T) {
+	now := time.Now()
+	var d diagnosis
+	d.drops([]network.Dropped{{Why: datapath.Spoofed, Count: 12, Last: now.Add(-5 * time.Minute)}}, nil, "husk-be0f", now)
+	d.drops([]network.Dropped{{Why: datapath.Spoofed, Count: 12}, {Why: datapath.Spoofed, Count: 12, Last: now.Add(-2 * recently)}}, nil, "husk-be0f", now)
+	if len(d.checks) != 1 || d.checks[0].Level != warn || !strings.HasPrefix(d.checks[0].Finding, "12 packets with the address of a pod") || !strings.HasSuffix(d.checks[0].Finding, "the last of them 5m0s ago") ||
+		!strings.Contains(d.checks[0].Remedy, "husk-be0f") {
+		t.Errorf("%v", d.checks)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
@@ -39,6 +40,8 @@ type Sources struct {
 	Refused func() int
 	// Debts returns the number of network debts.
 	Debts func() int
+	// Dropped returns how many packets the pod network has dropped.
+	Dropped func() ([]network.Dropped, error)
 	// Nodes returns the state of the other nodes of the pod network.
 	Nodes func() nodes.Status
 	// Policy returns what network policy says about this node's pods.
@@ -180,13 +183,14 @@ var (
 	peers      = prometheus.NewDesc("husk_network_nodes", "Other nodes of the pod network, by the way that packets take to them; none if they can't reach them.", []string{"way"}, nil)
 	peerRTT    = prometheus.NewDesc("husk_network_node_rtt_seconds", "Round-trip time to a node.", []string{"node"}, nil)
 	unsummed   = prometheus.NewDesc("husk_network_checksum_offload_disabled", "1 for each VXLAN link whose checksum offloading is off, as packets were lost with it.", []string{"link"}, nil)
+	dropped    = prometheus.NewDesc("husk_network_dropped_packets_total", "Packets that the pod network drops whatever the policies say, by the reason.", []string{"reason"}, nil)
 	denied     = prometheus.NewDesc("husk_network_policy_denied_packets_total", "Packets that pods' network policies denied, by all policies of the pod for that direction; other beyond 100 combinations.", []string{"direction", "policies"}, nil)
 	peerLoss   = prometheus.NewDesc("husk_network_node_loss_ratio", "Share of the last probes of a node that got no answer.", []string{"node"}, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, denied} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, dropped, denied} {
 		to <- d
 	}
 }
@@ -220,6 +224,11 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	gauge(refused, float64(v.Refused()))
 	gauge(debts, float64(v.Debts()))
 	v.collectDenied(to)
+	if drops, err := v.Dropped(); err == nil {
+		for _, d := range drops {
+			to <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(d.Count), string(d.Why))
+		}
+	}
 	clear(inState)
 	others := v.Nodes()
 	for _, link := range others.Unsummed {

@@ -22,7 +22,9 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/nodes"
@@ -42,6 +44,9 @@ func TestMetrics(t *testing.T) {
 		Images:     func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
 		Refused:    func() int { return 3 },
 		Debts:      func() int { return 7 },
+		Dropped: func() ([]network.Dropped, error) {
+			return []network.Dropped{{Why: datapath.Spoofed, Count: 9}}, nil
+		},
 		Nodes: func() nodes.Status {
 			return nodes.Status{Unsummed: []string{"hn0b5evx"}, Peers: []nodes.Peer{
 				{Name: "b", Way: backend.VXLAN, Health: heartbeat.Health{Answered: true, RTT: 2 * time.Millisecond, Loss: 0.25}}, {Name: "c"},
@@ -74,7 +79,7 @@ func TestMetrics(t *testing.T) {
 	}
 	page := scrape(t, m)
 	for _, line := range []string{
-		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_manifest_problems 3", "husk_network_debts 7",
+		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_manifest_problems 3", "husk_network_debts 7", `husk_network_dropped_packets_total{reason="spoofed"} 9`,
 		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`, `husk_network_checksum_offload_disabled{link="hn0b5evx"} 1`,
 		`husk_network_policy_denied_packets_total{direction="ingress",policies="policy 000"} 5`, `husk_network_policy_denied_packets_total{direction="egress",policies="other"} 250`,
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,
@@ -93,7 +98,7 @@ func TestMetrics(t *testing.T) {
 func TestOfNode(t *testing.T) {
 	m := New(Sources{
 		Sandboxes: func() []sandbox.Status { return nil }, Containers: func() []container.Status { return nil },
-		Images: func() []image.Image { return nil }, Refused: func() int { return 0 }, Debts: func() int { return 7 }, Nodes: func() nodes.Status { return nodes.Status{} },
+		Images: func() []image.Image { return nil }, Refused: func() int { return 0 }, Debts: func() int { return 7 }, Dropped: func() ([]network.Dropped, error) { return nil, nil }, Nodes: func() nodes.Status { return nodes.Status{} },
 		Policy: func() firewall.Report { return firewall.Report{} },
 	})
 	ended := 0

@@ -111,6 +111,7 @@ type Network struct {
 	reaper *reaper
 	// changes are to be compared by Watch.
 	changes changes
+	drops   drops
 
 	share      atomic.Pointer[share] // never nil
 	changing   sync.Mutex            // held while the share changes

@@ -76,6 +76,10 @@ func (r *repairer) watch(ctx context.Context) error {
 		r.run(ctx)
 		return nil
 	})
+	running.Go(func() error {
+		r.n.drops.report(ctx, r.n.dp.Dropped, r.n.log)
+		return nil
+	})
 	return running.Wait()
 }
 

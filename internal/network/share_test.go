@@ -521,13 +521,25 @@ func TestPacketsInTheClear(t *testing.T) {
 
 // arrives sends datagrams from an address of the other host, and reports whether one arrives in a
 // namespace.
-func (l *lab) arrives(at, from, to string) (arrived bool) {
+func (l *lab) arrives(at, from, to string) bool {
+	l.t.Helper()
+	return l.arrivesAt(at, to, from, to)
+}
+
+// arrivesAt is arrives for packets whose destination is translated to another address.
+func (l *lab) arrivesAt(at, listen, from, to string) (arrived bool) {
 	l.t.Helper()
 	var in net.PacketConn
-	must(l.t, netns.Do(at, func() (err error) {
-		in, err = net.ListenPacket("udp", net.JoinHostPort(to, "7000"))
-		return err
-	}))
+	eventually(l.t, "the port is free", func() bool { // another test's child may hold the last socket until it executes its program
+		err := netns.Do(at, func() (err error) {
+			in, err = net.ListenPacket("udp", net.JoinHostPort(listen, "7000"))
+			return err
+		})
+		if !errors.Is(err, unix.EADDRINUSE) {
+			must(l.t, err)
+		}
+		return err == nil
+	})
 	defer in.Close()
 	must(l.t, netns.Do(l.other, func() error {
 		d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}

@@ -304,7 +304,9 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
 	for _, want := range []string{
 		`iifname "hkbe0f*" jump from-pod`, `iifname "hkbrbe0f" jump from-pod`, "iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 accept", "icmpv6 type nd-router-advert drop", "icmpv6 type nd-redirect drop",
-		"iifname . ip6 saddr @sources6 accept", "ip6 saddr fe80::/10 accept", "ip6 saddr :: accept", "fib daddr type local jump hostports",
+		"iifname . ip6 saddr @sources6 accept", "ip6 saddr fe80::/10 jump discovery", "ip6 saddr :: jump discovery",
+		"icmpv6 type nd-neighbor-solicit accept", "icmpv6 type mld2-listener-report accept",
+		`iifname != "lo" jump from-outside`, `ip saddr @blocks4 counter name "spoofed" drop`, `ip6 saddr @pods6 counter name "spoofed" drop`, "fib daddr type local jump hostports",
 		"dnat ip to ip daddr . meta l4proto . th dport map @addrport4", "dnat ip to meta l4proto . th dport map @ports4",
 		"dnat ip6 to ip6 daddr . meta l4proto . th dport map @addrport6", "dnat ip6 to meta l4proto . th dport map @ports6",
 		"ip saddr 127.0.0.0/8 ip daddr @pods4 snat ip to 10.88.0.1", "ip6 saddr ::1 ip6 daddr @pods6 snat ip6 to fd88::1",

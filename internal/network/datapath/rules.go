@@ -20,6 +20,7 @@ import (
 //		iifname "hkbr<instance>" jump from-pod
 //		iifname "hn<instance>*" jump from-node    # with other nodes only
 //		udp dport 8472 fib daddr type local notrack
+//		iifname != "lo" jump from-outside
 //		ip saddr @direct4 ip daddr @pods4 drop    # with other nodes that encrypt, by other links
 //	}
 //	chain untracked { type filter hook output priority raw # with other nodes only
@@ -31,8 +32,15 @@ import (
 //		icmpv6 type nd-router-advert drop         # a pod is no router, nor does it know a better one
 //		icmpv6 type nd-redirect drop
 //		iifname . ip6 saddr @sources6 accept
-//		ip6 saddr { fe80::/10, :: } accept        # never forwarded
+//		ip6 saddr { fe80::/10, :: } jump discovery
 //		drop
+//	}
+//	chain discovery {                                 # what needs no address: no policy knows these sources
+//		icmpv6 type nd-router-solicit accept      # and likewise nd-neighbor-solicit, nd-neighbor-advert,
+//	}                                                 # mld-listener-report, -done and mld2-listener-report
+//	chain from-outside {                              # nobody there has the address of a pod of this node
+//		ip saddr @blocks4 counter name spoofed drop
+//		ip saddr @pods4 counter name spoofed drop
 //	}
 //	chain from-node {
 //		ip saddr @blocks4 drop                    # another node has no packets of this node's pods
@@ -65,6 +73,8 @@ import (
 const (
 	chainGuard       = "guard"
 	chainFromPod     = "from-pod"
+	chainDiscovery   = "discovery"
+	chainFromOutside = "from-outside"
 	chainFromNode    = "from-node"
 	chainPrerouting  = "prerouting"
 	chainOutput      = "output"
@@ -203,6 +213,11 @@ func icmp6(kind byte) match {
 // Types of ICMPv6 messages by which a router changes the routes of a host (RFC 4861).
 const routerAdvert, redirect = 134, 137
 
+// discovery are the types of ICMPv6 messages that hosts send from link-local addresses, and before
+// they have any: of neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC
+// 3810).
+var discovery = []byte{133, 135, 136, 131, 132, 143}
+
 func toThisNode() match {
 	local := binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)
 	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, equal(reg1, local)}
@@ -242,9 +257,13 @@ func rules(t plan.Table) map[string][][]expr.Any {
 		add(chainFromPod, six.is(), icmp6(kind), drop)
 	}
 	add(chainFromPod, six.is(), own(six), accept)
-	add(chainFromPod, six.is(), six.within(six.src, linkLocal6), accept)
-	add(chainFromPod, six.is(), six.within(six.src, netip.PrefixFrom(netip.IPv6Unspecified(), 128)), accept)
+	for _, source := range []netip.Prefix{linkLocal6, netip.PrefixFrom(netip.IPv6Unspecified(), 128)} {
+		add(chainFromPod, six.is(), six.within(six.src, source), verdict(expr.VerdictJump, chainDiscovery))
+	}
 	add(chainFromPod, drop)
+	for _, kind := range discovery {
+		add(chainDiscovery, icmp6(kind), accept)
+	}
 
 	if t.NodeLinks != "" {
 		add(chainGuard, byLink(expr.MetaKeyIIFNAME, t.NodeLinks, true), verdict(expr.VerdictJump, chainFromNode))
@@ -263,7 +282,11 @@ func rules(t plan.Table) map[string][][]expr.Any {
 		add(chainGuard, toPort(t.TunnelPort), toThisNode(), untrack)
 		add(chainUntracked, toPort(t.TunnelPort), untrack)
 	}
+	add(chainGuard, not(byLink(expr.MetaKeyIIFNAME, "lo", false)), verdict(expr.VerdictJump, chainFromOutside))
 	for _, f := range families {
+		for _, set := range []string{plan.Blocks, plan.Pods} {
+			add(chainFromOutside, f.is(), f.inSet(f.src, set, false), counted(Spoofed), drop)
+		}
 		if t.Encrypted {
 			add(chainGuard, f.is(), f.inSet(f.src, plan.Direct, false), f.inSet(f.dst, plan.Pods, false), drop)
 		}
@@ -315,7 +338,9 @@ func chains(t *nftables.Table, p plan.Table) []*nftables.Chain {
 		mark = append(mark, base(chainUntracked, nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw))
 	}
 	return append(mark, []*nftables.Chain{
+		{Table: t, Name: chainDiscovery},
 		{Table: t, Name: chainFromPod},
+		{Table: t, Name: chainFromOutside},
 		{Table: t, Name: chainFromNode},
 		{Table: t, Name: chainHostPorts},
 		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),

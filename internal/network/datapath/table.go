@@ -123,6 +123,9 @@ func (t *table) ensure(p plan.Table) error {
 				return err
 			}
 		}
+		for _, counter := range counters(t.nft) {
+			c.AddObj(counter)
+		}
 		byChain := rules(p)
 		all := chains(t.nft, p)
 		for _, chain := range all {

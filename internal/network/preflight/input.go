@@ -269,7 +269,7 @@ func (e *evaluation) run(exprs []expr.Any) (*expr.Verdict, error) {
 			if x.Name == "REJECT" {
 				return &expr.Verdict{Kind: expr.VerdictDrop}, nil
 			}
-		case *expr.Counter, *expr.Log:
+		case *expr.Counter, *expr.Objref, *expr.Log:
 		default:
 			e.doubt()
 		}
