@@ -10,15 +10,18 @@
 // Disk space is reserved for teardown: on a full disk Put fails, while PutUsingReserve and Delete
 // still work.
 //
-// A damaged part of the file is copied to a file beside it and reported. The records around it are
-// used. A torn tail is the normal trace of a crash and is dropped.
+// The damaged parts of the file are copied to a file beside it and reported. The records around
+// them are used. A torn tail, the normal trace of a crash, is dropped: it is at most one record.
+// docs/decisions/0057 says what a reader may conclude from the rest.
 package journal
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"iter"
 	"math"
@@ -49,8 +52,18 @@ const (
 // Damage is a part of the file that held no readable record.
 type Damage struct {
 	Offset, Length int
-	// Saved is the path of the file that the damaged bytes were copied to.
+	// Saved is the path of the file that the damaged bytes were copied to, one part after another.
 	Saved string
+}
+
+// damagedPrefix begins the names of the files with damaged bytes.
+const damagedPrefix = "damaged-"
+
+// Damaged returns the files with damaged bytes in the journal's directory dir, sorted. Until someone
+// removes them, records may be missing that nothing else can bring back.
+func Damaged(dir string) []string {
+	files, _ := filepath.Glob(filepath.Join(dir, damagedPrefix+"*")) // fails for a bad pattern only
+	return files
 }
 
 // span is the place of a live record in the file.
@@ -112,50 +125,82 @@ func (j *Journal) load() ([]Damage, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch {
+	var found parts
+	switch version := versionOf(data); {
 	case len(data) < len(header):
 		// The file is new, or the write of its header was torn. It held no record.
-		if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
-			return nil, err
+		if !strings.HasPrefix(header, string(bytes.TrimRight(data, "\x00"))) {
+			found.add(0, data)
 		}
-		if err := j.file.Truncate(int64(len(header))); err != nil {
-			return nil, err
-		}
-		if err := j.disk.Sync(); err != nil { // without its name on disk, a synced file would be lost
+		if err := j.begin(); err != nil {
 			return nil, err
 		}
 		data = []byte(header)
 	case string(data[:len(header)]) == header:
-	case strings.HasPrefix(string(data), headerPrefix):
+	case version != "":
 		return nil, fmt.Errorf("its format is %q, this huskd reads %q: use the newer huskd that wrote it",
-			strings.TrimSpace(string(data[:len(header)-1])), strings.TrimSpace(header[:len(header)-1]))
+			version, versionOf([]byte(header)))
 	default:
 		// The header itself is damaged. The records have their own checksums.
+		found.add(0, data[:len(header)])
 		if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
 			return nil, err
 		}
 	}
-	return j.replay(data[len(header):])
+	return j.replay(data[len(header):], found)
 }
 
-// replay rebuilds the index from the bytes after the header.
-func (j *Journal) replay(data []byte) ([]Damage, error) {
+// versionOf returns the name of the format that the header of data has, or nothing if it is none.
+func versionOf(data []byte) string {
+	name, rest, _ := strings.Cut(string(data[:min(len(data), len(header))]), "\n")
+	number, ok := strings.CutPrefix(name, headerPrefix)
+	if !ok || strings.Trim(number, "0123456789") != "" || strings.Trim(rest, "\x00") != "" {
+		return ""
+	}
+	return name
+}
+
+// begin makes the file that of a journal without records. It syncs the header, so that one that is
+// missing later was damaged.
+func (j *Journal) begin() error {
+	if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
+		return err
+	}
+	if err := j.file.Truncate(int64(len(header))); err != nil {
+		return err
+	}
+	if err := j.file.Sync(); err != nil {
+		return err
+	}
+	return j.disk.Sync() // without its name on disk, a synced file would be lost
+}
+
+// parts are the damaged parts of the file.
+type parts struct {
+	list  []Damage
+	bytes []byte
+}
+
+func (p *parts) add(offset int, data []byte) {
+	p.list = append(p.list, Damage{Offset: offset, Length: len(data)})
+	p.bytes = append(p.bytes, data...)
+}
+
+// replay rebuilds the index from the bytes after the header. Parts are damaged that were found
+// before.
+func (j *Journal) replay(data []byte, found parts) ([]Damage, error) {
 	base := int64(len(header))
-	var damage []Damage
-	var failed error
 	scan(data, func(offset int, r record) {
 		j.index(r.op, string(r.key), span{base + int64(offset), int64(r.size)})
 		j.end = base + int64(offset+r.size)
 	}, func(offset, length int) {
-		if offset+length == len(data) {
-			return // torn tail
+		part := data[offset : offset+length]
+		if offset+length < len(data) || !torn(part, base+int64(offset)) {
+			found.add(int(base)+offset, part)
 		}
-		name := fmt.Sprintf("damaged-%d", base+int64(offset))
-		failed = errors.Join(failed, j.save(name, data[offset:offset+length]))
-		damage = append(damage, Damage{int(base) + offset, length, filepath.Join(j.disk.String(), name)})
 	})
-	if failed != nil {
-		return nil, failed
+	if err := j.save(&found); err != nil {
+		return nil, err
 	}
 	j.end = max(j.end, base)
 	// Bytes beyond the end must not be taken for records once new records precede them.
@@ -164,20 +209,28 @@ func (j *Journal) replay(data []byte) ([]Damage, error) {
 	}
 	j.allocated = j.end
 	j.allocate()
-	if len(damage) > 0 {
+	if len(found.list) > 0 {
 		j.compact() // so that the damage is reported only once
 	}
-	return damage, nil
+	return found.list, nil
 }
 
-// save writes damaged bytes to a file.
-func (j *Journal) save(name string, data []byte) error {
+// save writes the damaged bytes to a file of their own. Its name has their checksum, so that it
+// replaces no other such file.
+func (j *Journal) save(found *parts) error {
+	if len(found.list) == 0 {
+		return nil
+	}
+	name := fmt.Sprintf("%s%d-%08x", damagedPrefix, found.list[0].Offset, crc32.Checksum(found.bytes, castagnoli))
+	for i := range found.list {
+		found.list[i].Saved = filepath.Join(j.disk.String(), name)
+	}
 	file, err := j.disk.Open(name)
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteAt(data, 0)
-	return errors.Join(err, file.Truncate(int64(len(data))), file.Close())
+	_, err = file.WriteAt(found.bytes, 0)
+	return errors.Join(err, file.Truncate(int64(len(found.bytes))), file.Sync(), file.Close(), j.disk.Sync())
 }
 
 func (j *Journal) index(op byte, key string, at span) {

@@ -85,7 +85,7 @@ func parseRecord(data []byte) (record, bool) {
 }
 
 // scan calls yield for every whole record in data, in order, and damaged for every part that holds
-// none. Such a part at the end of data is a torn tail: the last write before a crash.
+// none.
 func scan(data []byte, yield func(offset int, r record), damaged func(offset, length int)) {
 	for at := 0; at < len(data); {
 		if r, ok := parseRecord(data[at:]); ok {
@@ -112,4 +112,44 @@ func nextRecord(data []byte, from int) int {
 		from += i + 1
 	}
 	return len(data)
+}
+
+// sector is what a disk writes whole or not at all.
+const sector = 512
+
+// torn reports whether data, which holds no whole record and reaches from offset to the end of the
+// file, is what a crash leaves of the last write: the beginning of one record, or a record of which
+// sectors are missing, with or without the zeros of a file system that had made the file longer
+// already. All else is damage, above all what is longer than one record.
+func torn(data []byte, offset int64) bool {
+	written := bytes.TrimRight(data, "\x00")
+	if n := min(len(written), len(marker)); string(written[:n]) != marker[:n] {
+		return false
+	}
+	if len(written) < frameSize {
+		return true
+	}
+	length := int(binary.LittleEndian.Uint32(written[4:]))
+	if length > maxBody || len(written) > frameSize+length || bytes.Contains(written[1:], []byte(marker)) {
+		return false
+	}
+	if len(written) == frameSize+length {
+		return hasHole(written, offset)
+	}
+	// A record that is whole but for its length is damaged.
+	frame := bytes.Clone(written)
+	binary.LittleEndian.PutUint32(frame[4:], uint32(len(frame)-frameSize))
+	return checksum(frame) != binary.LittleEndian.Uint32(frame[8:])
+}
+
+// hasHole reports whether a sector of data, which is at offset in the file, was never written.
+func hasHole(data []byte, offset int64) bool {
+	for len(data) > 0 {
+		n := min(sector-int(offset%sector), len(data))
+		if len(bytes.Trim(data[:n], "\x00")) == 0 {
+			return true
+		}
+		data, offset = data[n:], offset+int64(n)
+	}
+	return false
 }
