@@ -176,7 +176,7 @@ func check(t *testing.T, seed uint64, m image, want struct {
 	for _, d := range damage {
 		saved = append(saved, want.data[d.Offset:d.Offset+d.Length]...)
 	}
-	files := journal.Damaged(dir)
+	files := j.Damaged()
 	if said := len(files) == 1; said != want.said {
 		t.Fatalf("seed %d: files with damaged bytes: %v", seed, files)
 	}

@@ -59,10 +59,10 @@ type Damage struct {
 // damagedPrefix begins the names of the files with damaged bytes.
 const damagedPrefix = "damaged-"
 
-// Damaged returns the files with damaged bytes in the journal's directory dir, sorted. Until someone
-// removes them, records may be missing that nothing else can bring back.
-func Damaged(dir string) []string {
-	files, _ := filepath.Glob(filepath.Join(dir, damagedPrefix+"*")) // fails for a bad pattern only
+// Damaged returns the files with damaged bytes, sorted. Until someone removes them, records may be
+// missing that nothing else can bring back.
+func (j *Journal) Damaged() []string {
+	files, _ := filepath.Glob(filepath.Join(j.disk.String(), damagedPrefix+"*")) // fails for a bad pattern only
 	return files
 }
 

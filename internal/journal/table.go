@@ -15,6 +15,20 @@ type Table[T any] struct {
 // asidePrefix begins the keys of records that were set aside, as their owner could not read them.
 const asidePrefix = "aside/"
 
+// Aside returns the IDs of the records that Load has set aside, now or at an earlier start.
+func (t Table[T]) Aside() []string {
+	keys := t.journal.keys(asidePrefix + t.prefix)
+	for i := range keys {
+		keys[i] = keys[i][len(asidePrefix+t.prefix):]
+	}
+	return keys
+}
+
+// DeleteAside removes what was set aside of the record under id, if there is anything.
+func (t Table[T]) DeleteAside(id string) error {
+	return t.journal.Delete(asidePrefix + t.prefix + id)
+}
+
 // NewTable returns the table of j whose keys begin with name and a slash.
 func NewTable[T any](j *Journal, name string) Table[T] {
 	return Table[T]{j, name + "/"}
