@@ -59,7 +59,7 @@ func declaredPods(d *daemon) (out []*policy.Pod) {
 // after the policies are in force.
 func declare(d *daemon) func(source.Set, manifest.Objects) {
 	return func(set source.Set, all manifest.Objects) {
-		d.policy.Declare(string(set.Kind), declared.Objects{Policies: set.Policies, Namespaces: set.Namespaces, Unread: set.UnreadPolicies})
+		d.policy.Declare(string(set.Kind), declared.Objects{Policies: set.Policies, Namespaces: set.Namespaces, Unread: set.UnreadPolicies, Doubts: set.Doubts})
 		if set.Kind != source.Run {
 			set.Objects = all
 			d.services.Declare(set) // before the pods, which have their addresses in variables

@@ -164,6 +164,9 @@ func (s *Store) keep(docs []manifest.Document, file string) (unchanged []bool, e
 		if err := s.records.Put(refOf(doc).key(), entries[i].record); err != nil {
 			return unchanged, fmt.Errorf("%s: %w", refOf(doc), err)
 		}
+		if err := s.records.DeleteAside(refOf(doc).key()); err != nil {
+			return unchanged, fmt.Errorf("%s: %w", refOf(doc), err)
+		}
 		s.kept[refOf(doc)] = entries[i]
 		unchanged = append(unchanged, false)
 	}
@@ -218,7 +221,23 @@ func (s *Store) own() source.Set {
 	for _, r := range s.refs() {
 		files = append(files, s.kept[r].content)
 	}
-	return setOf(source.Run, files...)
+	set := setOf(source.Run, files...)
+	set.Doubts = s.doubts()
+	return set
+}
+
+// doubts says why policies or namespaces may be missing. The caller holds mu.
+func (s *Store) doubts() (out []string) {
+	for _, file := range s.cfg.Journal.Damaged() {
+		out = append(out, file+" has what couldn't be read of the journal")
+	}
+	for _, key := range s.records.Aside() {
+		switch kind, name, _ := strings.Cut(key, "/"); kind {
+		case manifest.KindNetworkPolicy, manifest.KindClusterNetworkPolicy, manifest.KindNamespace:
+			out = append(out, "the record of "+strings.ToLower(kind)+"/"+name+" can't be read")
+		}
+	}
+	return out
 }
 
 // deliver delivers a set. The caller holds delivering.
@@ -304,10 +323,11 @@ func (s *Store) Remove(ctx context.Context, objects ...Object) error {
 func (s *Store) remove(r ref) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.kept[r] == nil {
+	unread := slices.Contains(s.records.Aside(), r.key())
+	if s.kept[r] == nil && !unread {
 		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no %s: husk objects lists what husk run has brought", r))
 	}
-	if err := s.records.Delete(r.key()); err != nil {
+	if err := errors.Join(s.records.Delete(r.key()), s.records.DeleteAside(r.key())); err != nil {
 		return fmt.Errorf("%s: %w", r, err)
 	}
 	delete(s.kept, r)

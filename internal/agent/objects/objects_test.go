@@ -135,3 +135,41 @@ func TestStore(t *testing.T) {
 		t.Error("after a removal, the next huskd has", s.List())
 	}
 }
+
+// TestUnreadablePolicy checks that a store whose record of a policy can't be read doubts its set,
+// also at later starts, until the policy is kept again or removed.
+func TestUnreadablePolicy(t *testing.T) {
+	j, _, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	s := open(t, j)
+	policy := parse(t, file[strings.LastIndex(file, "---\n")+4:])
+	closed := Object{Kind: manifest.KindNetworkPolicy, Namespace: "default", Name: "closed"}
+	for _, settle := range []func() error{
+		func() error { _, err := s.Keep(t.Context(), policy.Documents, "f.yaml"); return err },
+		func() error { return s.Remove(t.Context(), closed) },
+	} {
+		if err := j.Put("object/NetworkPolicy/default/closed", []byte("{")); err != nil {
+			t.Fatal(err)
+		}
+		for start := range 2 {
+			s = &store{}
+			s.Store = New(Config{Journal: j, Policies: true, Deliver: func(set source.Set, all manifest.Objects) { s.set = set }})
+			if bad := s.Load(); len(bad) != 1-start {
+				t.Errorf("start %d: %v", start, bad)
+			}
+			s.Start()
+			if want := []string{"the record of networkpolicy/default/closed can't be read"}; !slices.Equal(s.set.Doubts, want) {
+				t.Errorf("start %d: doubts %q", start, s.set.Doubts)
+			}
+		}
+		if err := settle(); err != nil || len(s.set.Doubts) > 0 {
+			t.Errorf("settled: %v, doubts %q", err, s.set.Doubts)
+		}
+	}
+	if err := s.Remove(t.Context(), closed); !errdefs.IsNotFound(err) {
+		t.Errorf("removed twice: %v", err)
+	}
+}

@@ -96,6 +96,8 @@ type Set struct {
 	Namespaces map[string]map[string]string
 	// UnreadPolicies are those of Unread that may have policies.
 	UnreadPolicies []string
+	// Doubts say why policies and namespaces may be missing, or older ones than the last.
+	Doubts []string
 	// Unread are the locations whose content isn't known. Pods from them must stay.
 	Unread []string
 }

@@ -89,6 +89,12 @@ func Open(cfg Config) (*Enforcement, error) {
 		c.LocalChanged = e.exchange.Changed
 	}
 	e.Firewall = firewall.New(c)
+	if e.declared != nil {
+		e.declared.Remember(func() declared.Known {
+			policies, namespaces, err := e.Known()
+			return declared.Known{Policies: policies, Namespaces: namespaces, Same: firewall.Same, Err: err}
+		})
+	}
 	return e, nil
 }
 

@@ -87,6 +87,8 @@ type Firewall struct {
 	fresh    bool             // the source has answered
 	awaited  bool             // there are policies that the source can't bring yet
 	restored bool             // the world was read from the file
+	unread   error            // why it couldn't be
+	written  bool             // a file that is not synced yet has policies
 	unsaved  unsaved
 	why      error         // what the source waits for
 	progress chan struct{} // closed and replaced when there is news for a waiting Admit
@@ -173,6 +175,7 @@ func (f *Firewall) keepCommitted(ctx context.Context) {
 			wait = retryAfter
 			notify(f.changed)
 		}
+		syncPolicies(f)
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():

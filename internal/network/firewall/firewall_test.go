@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -415,6 +416,41 @@ func TestSnapshot(t *testing.T) {
 	}
 	if q := again.policies[p.Name]; q.Subject.Pods.Matches(labels.Set{}) || q.Egress.Rules[0].Peers == nil || q.Egress.Rules[0].Ports == nil || q.Ingress.Rules[0].Ports != nil {
 		t.Errorf("%+v", q)
+	}
+}
+
+// TestDamagedSnapshot checks that no bit of a saved world can change without notice, and that a
+// file of an earlier huskd, which has no checksum, is read.
+func TestDamagedSnapshot(t *testing.T) {
+	w := newWorld()
+	w.change(policies(isolateDB("web")))
+	text, err := w.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := range text {
+		for bit := range 8 {
+			bad := bytes.Clone(text)
+			bad[at] ^= 1 << bit
+			c, err := decode(bad)
+			if got := newWorld(); err == nil {
+				got.change(c)
+				if again, err := got.encode(); err != nil || !bytes.Equal(again, text) {
+					t.Fatalf("bit %d of byte %d is flipped: %s is read as %s", bit, at, bad, again)
+				}
+			}
+		}
+	}
+	_, former, _ := bytes.Cut(text, []byte(","))
+	if c, err := decode(append([]byte("{"), former...)); err != nil || len(c.Policies) != 1 {
+		t.Errorf("a file without a checksum is read as %+v, %v", c, err)
+	}
+	f := filepath.Join(t.TempDir(), "policies.json")
+	if err := os.WriteFile(f, text[:len(text)-5], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := New(Config{File: f, Log: slog.New(slog.DiscardHandler)}).Known(); err == nil {
+		t.Error("a cut file is what was last known")
 	}
 }
 

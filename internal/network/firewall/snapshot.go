@@ -1,13 +1,16 @@
 package firewall
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -48,6 +51,7 @@ func (f *Firewall) restore() {
 		}
 		if err != nil {
 			f.cfg.Log.Warn("network policy: the last known policies can't be read; pods wait for the source", "file", file, "error", err)
+			f.unread = fmt.Errorf("%s: %w", file, err)
 			return
 		}
 		known = append(known, c)
@@ -57,6 +61,14 @@ func (f *Firewall) restore() {
 		f.compiler.Change(c)
 	}
 	f.restored = len(known) > 0
+}
+
+// Known returns the policies and namespaces that are in force as far as is known, and why those of
+// a former huskd aren't.
+func (f *Firewall) Known() (map[string]*policy.Policy, map[string]labels.Set, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.world.policies), maps.Clone(f.world.namespaces), f.unread
 }
 
 // keepSaved saves pods and nodes from time to time, and when ctx ends.
@@ -88,6 +100,28 @@ func (f *Firewall) savePolicies() {
 		f.unsaved.policies = false
 		w := world{policies: f.world.policies, namespaces: f.world.namespaces}
 		w.save(&f.cfg, f.cfg.File)
+		f.written = true
+	}
+}
+
+// syncPolicies makes the saved policies survive a power failure. Nothing waits for that: the rules
+// in the kernel don't survive it either.
+func syncPolicies(f *Firewall) {
+	f.mu.Lock()
+	due := f.written && f.cfg.File != ""
+	f.written = false
+	f.mu.Unlock()
+	if !due {
+		return
+	}
+	for _, path := range []string{f.cfg.File, filepath.Dir(f.cfg.File)} {
+		file, err := os.Open(path)
+		if err == nil {
+			err = errors.Join(file.Sync(), file.Close())
+		}
+		if err != nil {
+			f.cfg.Log.Warn("network policy: a power failure would lose what is known", "file", path, "error", err)
+		}
 	}
 }
 
@@ -269,7 +303,7 @@ func (p *savedPeer) restore() (out policy.Peer, err error) {
 func (w *world) encode() ([]byte, error) {
 	s := snapshot{Version: snapshotVersion, Namespaces: w.namespaces}
 	for _, p := range w.policies {
-		s.Policies = append(s.Policies, savedPolicy{p.Name, p.Tier, p.Priority, saveSelector(&p.Subject), saveRules(p.Ingress), saveRules(p.Egress)})
+		s.Policies = append(s.Policies, savedForm(p))
 	}
 	for _, p := range w.pods {
 		s.Pods = append(s.Pods, p)
@@ -277,11 +311,52 @@ func (w *world) encode() ([]byte, error) {
 	for _, n := range w.nodes {
 		s.Nodes = append(s.Nodes, n)
 	}
-	return json.Marshal(s)
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	return append(sumOf(text), text[1:]...), nil
+}
+
+// sumStart begins a saved world, before the checksum of what follows its comma. A file without one
+// is of an earlier huskd, which also reads files with one.
+const sumStart = `{"sum":"`
+
+// sumOf returns the beginning of the file that is text, up to the comma.
+func sumOf(text []byte) []byte {
+	return fmt.Appendf(nil, `%s%08x",`, sumStart, crc32.Checksum(text[1:], crc32.MakeTable(crc32.Castagnoli)))
+}
+
+// verify reports whether a saved world is as it was written.
+func verify(text []byte) error {
+	rest, ok := bytes.CutPrefix(text, []byte(sumStart))
+	if !ok {
+		return nil
+	}
+	_, content, _ := bytes.Cut(rest, []byte(","))
+	if want := sumOf(append([]byte("{"), content...)); !bytes.HasPrefix(text, want) {
+		return errors.New("its checksum is wrong")
+	}
+	return nil
+}
+
+// Same reports whether two policies say the same.
+func Same(a, b *policy.Policy) bool {
+	one, err := json.Marshal(savedForm(a))
+	other, otherErr := json.Marshal(savedForm(b))
+	return err == nil && otherErr == nil && bytes.Equal(one, other)
+}
+
+// savedForm returns a policy in the form in which it is saved.
+func savedForm(p *policy.Policy) savedPolicy {
+	return savedPolicy{p.Name, p.Tier, p.Priority, saveSelector(&p.Subject), saveRules(p.Ingress), saveRules(p.Egress)}
 }
 
 // decode returns the world of a text as changes to an empty one.
 func decode(text []byte) (policy.Changes, error) {
+	if err := verify(text); err != nil {
+		return policy.Changes{}, err
+	}
 	var s snapshot
 	if err := json.Unmarshal(text, &s); err != nil {
 		return policy.Changes{}, err

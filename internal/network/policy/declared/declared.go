@@ -31,6 +31,8 @@ type Source struct {
 	origins  []string
 	others   []*policy.Pod // of other nodes
 	awaited  bool          // they are not known yet
+	known    func() Known
+	kept     *kept // nil if nothing is in doubt, or nobody has asked yet
 	// version counts the changes of declared, and seen is the last that Run has dealt with.
 	version, seen uint64
 	dealt         chan struct{} // closed and replaced when seen changes
@@ -45,6 +47,8 @@ type Objects struct {
 	Namespaces map[string]map[string]string
 	// Unread are the files whose policies and namespaces aren't known.
 	Unread []string
+	// Doubts say why the origin may lack policies and namespaces, or have older ones than the last.
+	Doubts []string
 }
 
 // New returns the source of the policies of some origins, such as the directory of manifests. Of
@@ -59,6 +63,10 @@ func New(pods func() []*policy.Pod, origins ...string) *Source {
 func (s *Source) Declare(origin string, objects Objects) {
 	s.mu.Lock()
 	s.declared[origin] = objects
+	if s.kept != nil {
+		_, unsure, sure := s.doubts()
+		s.kept.forget(unsure, sure)
+	}
 	s.version++
 	s.mu.Unlock()
 	s.Changed()
@@ -119,7 +127,7 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 			return nil
 		case <-s.wake:
 		}
-		now, version, err := s.state()
+		now, version, err, doubt := s.state()
 		if err != nil && last == nil {
 			if err.Error() != reason {
 				waiting(err)
@@ -130,17 +138,18 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 		}
 		if last == nil {
 			update(now)
-			waiting(nil)
 		} else if changes := difference(*last, now); len(changes.Policies)+len(changes.Namespaces)+len(changes.Pods) > 0 {
 			update(changes)
 		}
+		waiting(doubt)
 		last = &now
 		s.settled(version)
 	}
 }
 
-// state returns everything, the version of what is declared, and why something is not known.
-func (s *Source) state() (policy.Changes, uint64, error) {
+// state returns everything, the version of what is declared, why something is not known, and what
+// is kept from before because of a doubt.
+func (s *Source) state() (_ policy.Changes, _ uint64, unread, doubt error) {
 	out := policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: map[string]labels.Set{}, Pods: map[string]*policy.Pod{}}
 	var unknown []error
 	s.mu.Lock()
@@ -162,6 +171,13 @@ func (s *Source) state() (policy.Changes, uint64, error) {
 			out.Namespaces[name] = set
 		}
 	}
+	if len(unknown) == 0 {
+		keeping, err := s.keep(&out)
+		doubt = keeping
+		if err != nil {
+			unknown = append(unknown, err)
+		}
+	}
 	if s.awaited && len(out.Policies) > 0 {
 		unknown = append(unknown, errors.New("policies: the store of nodes has not answered yet about their pods"))
 	}
@@ -178,7 +194,7 @@ func (s *Source) state() (policy.Changes, uint64, error) {
 		out.Pods[p.Key()] = p
 		addNamespace(out.Namespaces, p.Namespace)
 	}
-	return out, version, errors.Join(unknown...)
+	return out, version, errors.Join(unknown...), doubt
 }
 
 func addNamespace(to map[string]labels.Set, name string) {
