@@ -49,7 +49,7 @@ func (v Volumes) Import(ctx context.Context, namespace, name string, from io.Rea
 	if err := errors.Join(os.MkdirAll(v.claims(), 0o700), os.RemoveAll(fresh), os.MkdirAll(filepath.Dir(fresh), 0o755), os.Mkdir(fresh, 0o777)); err != nil {
 		return fmt.Errorf("import into claim %s/%s: %w", namespace, name, err)
 	}
-	defer func() { err = errors.Join(err, unlimit(fresh), os.RemoveAll(fresh)) }()
+	defer func() { err = errors.Join(err, unlimit(fresh), os.RemoveAll(fresh), removeEmptyClaim(dir)) }()
 	declared, err := v.declaration(dir, nil)
 	if err == nil {
 		err = limit(fresh, declared.Size)
@@ -65,9 +65,14 @@ func (v Volumes) Import(ctx context.Context, namespace, name string, from io.Rea
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the files of the archive take %d bytes, and the size of claim %s/%s is %s: declare a larger one",
 			u.Used, namespace, name, &declared.Size))
 	}
+	return adopt(fresh, path, namespace, name)
+}
+
+// adopt makes the imported files those of a claim.
+func adopt(fresh, path, namespace, name string) (err error) {
 	using.Lock()
 	defer using.Unlock()
-	if err := importable(dir, namespace, name); err != nil {
+	if err := importable(filepath.Dir(path), namespace, name); err != nil {
 		return err
 	}
 	if err = unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE); errors.Is(err, fs.ErrNotExist) {
@@ -75,6 +80,21 @@ func (v Volumes) Import(ctx context.Context, namespace, name string, from io.Rea
 	}
 	if err != nil {
 		return fmt.Errorf("import into claim %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+// removeEmptyClaim removes the directory of a claim, and that of its namespace, if they hold
+// nothing: the claim was made for an import that failed.
+func removeEmptyClaim(dir string) error {
+	using.Lock()
+	defer using.Unlock()
+	for _, path := range []string{dir, filepath.Dir(dir)} {
+		if err := unix.Rmdir(path); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			return &os.PathError{Op: "rmdir", Path: path, Err: err}
+		} else if err != nil {
+			return nil
+		}
 	}
 	return nil
 }
