@@ -71,6 +71,7 @@ type cgroups struct{ stuck error }
 
 func (cgroups) Parent(named string) (string, error)                      { return named, nil }
 func (cgroups) Create(string, *runtimeapi.LinuxContainerResources) error { return nil }
+func (cgroups) List() ([]string, error)                                  { return nil, nil }
 func (c cgroups) Remove(string) error                                    { return c.stuck }
 
 func (h *harness) start() {

@@ -63,6 +63,7 @@ type cgroups struct{}
 
 func (cgroups) Parent(named string) (string, error)                      { return named, nil }
 func (cgroups) Create(string, *runtimeapi.LinuxContainerResources) error { return nil }
+func (cgroups) List() ([]string, error)                                  { return nil, nil }
 func (cgroups) Remove(string) error                                      { return nil }
 
 func serve(t *testing.T) served {

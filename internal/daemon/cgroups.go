@@ -59,6 +59,8 @@ func (c podCgroups) Create(path string, r *runtimeapi.LinuxContainerResources) e
 	})
 }
 
+func (c podCgroups) List() ([]string, error) { return c.tree.List() }
+
 func (c podCgroups) Remove(path string) error { return c.tree.Remove(context.Background(), path) }
 
 // adoptCgroups restores the CPU shares of the pods that run since before the restart.

@@ -241,8 +241,8 @@ func (d *daemon) openJournal() (err error) {
 	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
 		return err
 	}
-	for _, part := range damaged {
-		d.log.Error("journal: an unreadable part was set aside; what it recorded is removed", "bytes", part.Length, "saved", part.Saved)
+	if len(damaged) > 0 {
+		d.log.Error("journal: what can't be read was set aside; pods that only it recorded are removed, policies are kept", "parts", len(damaged), "saved", damaged[0].Saved)
 	}
 	return nil
 }
@@ -393,6 +393,9 @@ func (d *daemon) wire() {
 	d.agent = agent.New(config)
 	d.workloads = controller.New(controller.Config{Journal: d.journal, Pods: d.agent, Claims: d.volumes(), Events: d.agent.Events, Log: d.log})
 	d.objects = objects.New(objects.Config{Journal: d.journal, Policies: d.policy.Declares(), Deliver: declare(d)})
+	for _, file := range d.journal.Damaged() {
+		d.agent.Events.Add(event.Event{Warning: true, Reason: "JournalDamaged", Message: file + " has what couldn't be read of the journal: husk doctor says more"})
+	}
 }
 
 // resume continues with what is recorded. It logs the errors of a part and goes on with the others.
@@ -512,7 +515,7 @@ const maxMessage = 16 << 20
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	running := d.externalAttachments()
 	if d.cfg.NetworkOnly {
-		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Services: d.services.Problems(), Attachments: running, Root: d.cfg.Root})
+		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Services: d.services.Problems(), Attachments: running, Root: d.cfg.Root, Damaged: d.journal.Damaged()})
 	}
 	for _, st := range d.sandboxes.List() {
 		if st.State == sandboxstate.Ready && !st.HostNetwork() {
@@ -522,7 +525,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	declared := d.manifests.Load().Report()
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
-		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Orphans: d.orphans, Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
+		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
 	})
 }
 

@@ -49,6 +49,8 @@ type Host struct {
 	Manifests, IgnoredManifests []string
 	// Orphans are directories of pods that have no record, and why they were kept.
 	Orphans map[string]error
+	// Damaged are the files with what couldn't be read of the journal.
+	Damaged []string
 }
 
 // The levels of a check.
@@ -94,6 +96,7 @@ func Examine(h Host) []*huskv1.Check {
 	d.disk(h.Root, fs, err)
 	d.manifests(h.Manifests, h.IgnoredManifests)
 	d.orphans(h.Orphans)
+	d.journal(h.Damaged)
 	d.self()
 	return d.checks
 }
@@ -162,6 +165,13 @@ func (d *diagnosis) manifests(problems, ignored []string) {
 func (d *diagnosis) orphans(left map[string]error) {
 	for _, path := range slices.Sorted(maps.Keys(left)) {
 		d.add("pod directories", warn, fmt.Sprintf("%s belongs to a pod that has no record, and was kept: %v", path, left[path]), "remove it")
+	}
+}
+
+func (d *diagnosis) journal(damaged []string) {
+	for _, file := range damaged {
+		d.add("journal", warn, file+" has what couldn't be read of the journal: pods that only it recorded are gone, and policies stay as they were last in force",
+			"compare husk ps, husk objects and husk net policy with what there should be, and husk run what is missing; then remove the file and restart huskd")
 	}
 }
 

@@ -102,8 +102,11 @@ func (s *Service) Cgroup(st Status) string {
 		parent, _ := s.cfg.Cgroups.Parent(named) // Run has checked it
 		return parent
 	}
-	return filepath.Join(s.cfg.Instance.Cgroup(), pod.QOSClass(st.Config.GetLabels()), "pod-"+pod.Short(st.ID))
+	return filepath.Join(s.cfg.Instance.Cgroup(), pod.QOSClass(st.Config.GetLabels()), cgroupPrefix+pod.Short(st.ID))
 }
+
+// cgroupPrefix begins the names of pods' cgroups, below those of huskd and of the QoS classes.
+const cgroupPrefix = "pod-"
 
 // ownsCgroup reports whether the pod's cgroup is huskd's. A client that names one, such as kubelet,
 // creates, limits and removes it.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -113,6 +116,31 @@ func (s *Service) sweep() error {
 			errs = append(errs, s.cfg.Kernel.Unpin(path))
 		}
 	}
+	return errors.Join(append(errs, s.sweepCgroups())...)
+}
+
+// sweepCgroups removes the cgroups of pods that no record refers to, and kills what is in them. The
+// QoS class, of which only the record tells, is a part of the path.
+func (s *Service) sweepCgroups() error {
+	known := map[string]bool{}
+	for _, b := range s.entries.All() {
+		known[s.Cgroup(b.Status())] = true
+	}
+	root := s.cfg.Instance.Cgroup()
+	parents := []string{root}
+	for _, class := range pod.QOSClasses {
+		parents = append(parents, path.Join(root, class))
+	}
+	all, err := s.cfg.Cgroups.List()
+	errs := []error{err}
+	for _, cgroup := range all {
+		short, ok := strings.CutPrefix(path.Base(cgroup), cgroupPrefix)
+		if !ok || pod.Short(short) != short || known[cgroup] || !slices.Contains(parents, path.Dir(cgroup)) {
+			continue
+		}
+		s.cfg.Log.Warn("sandbox: removing a cgroup that no record refers to", "cgroup", cgroup)
+		errs = append(errs, s.cfg.Cgroups.Remove(cgroup))
+	}
 	return errors.Join(errs...)
 }
 
@@ -122,9 +150,6 @@ func (s *Service) sweepOne(dir string) error {
 	defer cancel()
 	if id := filepath.Base(dir); pod.ValidID(id) {
 		if err := errors.Join(s.cfg.Containers.RemoveAll(ctx, id), s.cfg.Infra.Remove(ctx, id, infraDir(dir), oci.Process{})); err != nil {
-			return err
-		}
-		if err := s.cfg.Cgroups.Remove(s.cfg.Instance.Cgroup() + "/pod-" + pod.Short(id)); err != nil {
 			return err
 		}
 	}

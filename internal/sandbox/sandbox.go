@@ -67,6 +67,8 @@ type Cgroups interface {
 	Parent(named string) (string, error)
 	// Create creates a cgroup of huskd's, unless it exists, and sets its limits.
 	Create(path string, limits *runtimeapi.LinuxContainerResources) error
+	// List returns all cgroups of huskd's.
+	List() ([]string, error)
 	// Remove kills what is left in a cgroup of huskd's and removes it, if it exists.
 	Remove(path string) error
 }

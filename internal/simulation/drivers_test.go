@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -163,6 +165,12 @@ func (l cgroups) Create(path string, _ *runtimeapi.LinuxContainerResources) erro
 		l.m.cgroups[path] = true
 		return nil
 	})
+}
+
+func (l cgroups) List() ([]string, error) {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.m.cgroups)), nil
 }
 
 func (l cgroups) Remove(path string) error {
