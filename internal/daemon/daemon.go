@@ -269,7 +269,7 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 // policyConfig says how network policy is enforced.
 func policyConfig(d *daemon, subnets []netip.Prefix) enforcement.Config {
 	c := enforcement.Config{
-		PodNetwork: d.cfg.PodNetwork, Instance: d.instance, File: filepath.Join(d.cfg.Root, "network", "policies.json"), Denied: denialEvent(d), Log: d.log,
+		PodNetwork: d.cfg.PodNetwork, Instance: d.instance, File: filepath.Join(d.cfg.Root, "network", "policies.json"), Denied: podEvent(d, "PolicyDenied"), Log: d.log,
 		Connect: clusterClient(d),
 	}
 	if c.Connect == nil && !d.cfg.NetworkOnly {
@@ -322,7 +322,7 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	}
 	d.names = openNames(d, subnets)
 	cfg.Resolver = d.names.address()
-	cfg.PortTaken = portTaken(d)
+	cfg.PortTaken, cfg.Refused = portTaken(d), podEvent(d, "TooManyConnections")
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
 	}

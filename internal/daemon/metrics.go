@@ -27,6 +27,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 			Refused:    func() int { return 0 },
 			Debts:      func() int { return len(d.debts()) },
 			Dropped:    func() ([]network.Dropped, error) { return d.network.Paths().Dropped() },
+			Tracked:    func() (network.Connections, error) { return d.network.Connections() },
 			Nodes:      d.nodesStatus,
 			Policy:     d.policyReport,
 		})
@@ -38,6 +39,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 		Refused:    func() int { return len(d.manifests.Load().Report().Problems) },
 		Debts:      func() int { return len(d.debts()) },
 		Dropped:    func() ([]network.Dropped, error) { return d.network.Paths().Dropped() },
+		Tracked:    func() (network.Connections, error) { return d.network.Connections() },
 		Nodes:      d.nodesStatus,
 		Policy:     d.policyReport,
 	})

@@ -73,18 +73,18 @@ func pathEvents(d *daemon) func(nodes.Event) {
 	}
 }
 
-// denialEvent returns what adds events of connections that a pod's policies denied.
-func denialEvent(d *daemon) func(pod, message string) {
+// podEvent returns what adds events of a pod, as namespace/name.
+func podEvent(d *daemon, reason string) func(pod, message string) {
 	return func(pod, message string) {
 		if d.agent != nil { // huskd runs pods
-			d.agent.Events.Add(event.Event{Pod: pod, Warning: true, Reason: "PolicyDenied", Message: message})
+			d.agent.Events.Add(event.Event{Pod: pod, Warning: true, Reason: reason, Message: message})
 		}
 	}
 }
 
 // explainer returns what explains connections.
 func explainer(d *daemon) explain.Explainer {
-	e := explain.Explainer{Network: d.network, Firewall: d.policy.Owner()}
+	e := explain.Explainer{Network: d.network, Firewall: d.policy.Owner(), Connections: d.network.Connections}
 	if c := d.nodes.Controller(); c != nil {
 		e.Nodes, e.Verify = c.Status, d.nodes.Verify
 	}

@@ -76,6 +76,7 @@ func Examine(h Host) []*huskv1.Check {
 	drops, err := h.Network.Paths().Dropped()
 	d.drops(drops, err, settings.Table, time.Now())
 	d.damages(h.Network.Damages(h.Attachments))
+	d.connections(h.Network.Connections())
 	for _, problem := range h.Policy {
 		d.add("network policy", warn, problem, "")
 	}
@@ -267,6 +268,31 @@ func (d *diagnosis) damages(list []network.Damage, err error) {
 	for _, damage := range list {
 		d.add("network", warn, fmt.Sprintf("the network of pod %s was changed: %s", damage.Pod, strings.Join(damage.Differences, ", ")), "restart huskd, which repairs it or logs why not")
 	}
+}
+
+// crowded is the share of the connection tracking table from which on it is worth a warning.
+const crowded = 0.8
+
+// connections checks how full the connection tracking table is.
+func (d *diagnosis) connections(u network.Connections, err error) {
+	if err != nil {
+		d.add("connections", warn, err.Error(), "")
+		return
+	}
+	const remedy = "see what opens them: conntrack -L; if they are needed, set net.netfilter.nf_conntrack_max higher"
+	for _, r := range u.Refused {
+		d.add("connections", warn, r.String(), remedy)
+	}
+	entries := fmt.Sprint(u.Entries)
+	if u.Max > 0 {
+		entries = fmt.Sprintf("%d of %d", u.Entries, u.Max)
+	}
+	finding := entries + " entries of the connection tracking table are in use"
+	if u.Max > 0 && float64(u.Entries) >= crowded*float64(u.Max) {
+		d.add("connections", warn, finding+": when it is full, new connections of the node and of pods fail", remedy)
+		return
+	}
+	d.add("connections", ok, finding, "")
 }
 
 func (d *diagnosis) firewall(blocking []preflight.BlockingFirewall, err error) {

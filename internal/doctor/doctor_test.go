@@ -15,6 +15,8 @@ import (
 	"github.com/huskd/husk/internal/cni/conf"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/connlimit"
+	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/oci"
@@ -117,6 +119,19 @@ func TestFindings(t *testing.T) {
 		}, []string{
 			"warn network: the networks of pods can't be read: denied",
 			"warn network: the network of pod default/web was changed: link v: missing, route r: missing -> restart huskd, which repairs it or logs why not"}},
+		"connections": {func(d *diagnosis) {
+			d.connections(connlimit.Usage{Size: conntrack.Size{Entries: 799, Max: 1000}}, nil)
+			d.connections(connlimit.Usage{Size: conntrack.Size{Entries: 5000}}, nil) // no limit
+			d.connections(connlimit.Usage{}, errors.New("denied"))
+		}, []string{
+			"ok connections: 799 of 1000 entries of the connection tracking table are in use",
+			"ok connections: 5000 entries of the connection tracking table are in use",
+			"warn connections: denied"}},
+		"crowded": {func(d *diagnosis) {
+			d.connections(connlimit.Usage{Size: conntrack.Size{Entries: 800, Max: 1000}, Refused: []connlimit.Refusal{{Pod: "default/web", Held: 450, Limit: 400}}}, nil)
+		}, []string{
+			"warn connections: pod default/web begins no connections: it holds 450 entries of the connection tracking table, and its share was 400 -> see what opens them: conntrack -L; if they are needed, set net.netfilter.nf_conntrack_max higher",
+			"warn connections: 800 of 1000 entries of the connection tracking table are in use: when it is full, new connections of the node and of pods fail -> see what opens them: conntrack -L; if they are needed, set net.netfilter.nf_conntrack_max higher"}},
 		"open firewall":       {func(d *diagnosis) { d.firewall(nil, nil) }, []string{"ok firewall: forwarded packets of pods pass"}},
 		"unreadable firewall": {func(d *diagnosis) { d.firewall(nil, errors.New("denied")) }, []string{"warn firewall: the node's firewall can't be read: denied"}},
 		"closed firewall": {func(d *diagnosis) {

@@ -46,6 +46,8 @@ type Sources struct {
 	Nodes func() nodes.Status
 	// Policy returns what network policy says about this node's pods.
 	Policy func() firewall.Report
+	// Tracked returns how full the node's connection tracking table is.
+	Tracked func() (network.Connections, error)
 }
 
 // Metrics are the metrics of huskd.
@@ -185,12 +187,16 @@ var (
 	unsummed   = prometheus.NewDesc("husk_network_checksum_offload_disabled", "1 for each VXLAN link whose checksum offloading is off, as packets were lost with it.", []string{"link"}, nil)
 	dropped    = prometheus.NewDesc("husk_network_dropped_packets_total", "Packets that the pod network drops whatever the policies say, by the reason.", []string{"reason"}, nil)
 	denied     = prometheus.NewDesc("husk_network_policy_denied_packets_total", "Packets that pods' network policies denied, by all policies of the pod for that direction; other beyond 100 combinations.", []string{"direction", "policies"}, nil)
+	tracked    = prometheus.NewDesc("husk_conntrack_entries", "Entries of the node's connection tracking table.", nil, nil)
+	trackable  = prometheus.NewDesc("husk_conntrack_entries_limit", "How many entries the connection tracking table may have.", nil, nil)
+	greedy     = prometheus.NewDesc("husk_conntrack_refused_pods", "Pods that begin no further connections, as they hold too much of the connection tracking table.", nil, nil)
+	greedDrops = prometheus.NewDesc("husk_conntrack_refused_packets_total", "Packets of pods that begin no further connections, which were dropped.", nil, nil)
 	peerLoss   = prometheus.NewDesc("husk_network_node_loss_ratio", "Share of the last probes of a node that got no answer.", []string{"node"}, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, dropped, denied} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, dropped, denied, tracked, trackable, greedy, greedDrops} {
 		to <- d
 	}
 }
@@ -228,6 +234,12 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 		for _, d := range drops {
 			to <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(d.Count), string(d.Why))
 		}
+	}
+	if c, err := v.Tracked(); err == nil {
+		gauge(tracked, float64(c.Entries))
+		gauge(trackable, float64(c.Max))
+		gauge(greedy, float64(len(c.Refused)))
+		to <- prometheus.MustNewConstMetric(greedDrops, prometheus.CounterValue, float64(c.Dropped))
 	}
 	clear(inState)
 	others := v.Nodes()

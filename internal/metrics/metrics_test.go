@@ -24,6 +24,8 @@ import (
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/connlimit"
+	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/heartbeat"
@@ -51,6 +53,9 @@ func TestMetrics(t *testing.T) {
 			return nodes.Status{Unsummed: []string{"hn0b5evx"}, Peers: []nodes.Peer{
 				{Name: "b", Way: backend.VXLAN, Health: heartbeat.Health{Answered: true, RTT: 2 * time.Millisecond, Loss: 0.25}}, {Name: "c"},
 			}}
+		},
+		Tracked: func() (network.Connections, error) {
+			return network.Connections{Size: conntrack.Size{Entries: 900, Max: 1000}, Refused: make([]connlimit.Refusal, 2), Dropped: 70}, nil
 		},
 		Policy: func() (r firewall.Report) {
 			for i := range maxCombinations {
@@ -80,6 +85,7 @@ func TestMetrics(t *testing.T) {
 	page := scrape(t, m)
 	for _, line := range []string{
 		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_manifest_problems 3", "husk_network_debts 7", `husk_network_dropped_packets_total{reason="spoofed"} 9`,
+		"husk_conntrack_entries 900", "husk_conntrack_entries_limit 1000", "husk_conntrack_refused_pods 2", "husk_conntrack_refused_packets_total 70",
 		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`, `husk_network_checksum_offload_disabled{link="hn0b5evx"} 1`,
 		`husk_network_policy_denied_packets_total{direction="ingress",policies="policy 000"} 5`, `husk_network_policy_denied_packets_total{direction="egress",policies="other"} 250`,
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,
@@ -99,7 +105,8 @@ func TestOfNode(t *testing.T) {
 	m := New(Sources{
 		Sandboxes: func() []sandbox.Status { return nil }, Containers: func() []container.Status { return nil },
 		Images: func() []image.Image { return nil }, Refused: func() int { return 0 }, Debts: func() int { return 7 }, Dropped: func() ([]network.Dropped, error) { return nil, nil }, Nodes: func() nodes.Status { return nodes.Status{} },
-		Policy: func() firewall.Report { return firewall.Report{} },
+		Policy:  func() firewall.Report { return firewall.Report{} },
+		Tracked: func() (network.Connections, error) { return network.Connections{}, nil },
 	})
 	ended := 0
 	begin := m.Begin(func(ctx context.Context, _ string, _ ...string) (context.Context, func(error)) {

@@ -30,6 +30,7 @@ import (
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/keylock"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/connlimit"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/peer"
@@ -72,6 +73,9 @@ type Config struct {
 	PortTaken func(pod.PortMapping) error `json:"-"`
 	// Policy, if set, puts network policy in force for pods.
 	Policy Policy `json:"-"`
+	// Refused, if set, is called when a pod begins no further connections, as it holds too much of
+	// the node's connection tracking table.
+	Refused func(pod, message string) `json:"-"`
 	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's. Watch sets it for running pods
 	// when it changes.
 	MTU int
@@ -106,6 +110,7 @@ type Network struct {
 	log   *slog.Logger
 	notes []string
 	dp    *datapath.Datapath
+	limit *connlimit.Limiter
 
 	ledger *ledger
 	reaper *reaper
@@ -164,6 +169,9 @@ func open(cfg Config, boot string) (*Network, error) {
 	if err := n.openNode(); err != nil {
 		if n.dp != nil {
 			err = errors.Join(err, n.dp.Close())
+		}
+		if n.limit != nil {
+			err = errors.Join(err, n.limit.Close())
 		}
 		return nil, errors.Join(err, ledger.journal.Close())
 	}
@@ -258,12 +266,16 @@ func (n *Network) openNode() error {
 		return err
 	}
 	n.ledger.retire(own.Retired)
-	if err := n.setSysctls(); err != nil {
+	if err := setSysctls(n); err != nil {
 		return err
 	}
 	b := n.basePlan()
 	n.subnets = subnetsOf(b, n.cfg)
-	return dp.Ensure(b)
+	if err := dp.Ensure(b); err != nil {
+		return err
+	}
+	setTimeouts(n)
+	return openLimit(n)
 }
 
 // subnetsOf returns how many subnets a base has.
@@ -293,11 +305,16 @@ func (n *Network) basePlan() plan.Base {
 }
 
 // setSysctls sets the sysctls that routing needs, after recording their former values.
-func (n *Network) setSysctls() error {
+func setSysctls(n *Network) error {
 	changes, err := n.dp.MissingSysctls(plan.ForNode(n.base).Sysctls)
 	if err != nil {
 		return err
 	}
+	return changeSysctls(n, changes)
+}
+
+// changeSysctls changes sysctls, after recording their former values.
+func changeSysctls(n *Network, changes []datapath.Sysctl) error {
 	for _, c := range changes {
 		if _, recorded := n.ledger.journal.Get("sysctl/" + c.Name); recorded {
 			continue
@@ -314,7 +331,7 @@ func (n *Network) setSysctls() error {
 func (n *Network) Close() error {
 	var err error
 	n.closing.Do(func() {
-		err = errors.Join(n.reaper.stop(), n.dp.Close(), n.ledger.journal.Close())
+		err = errors.Join(n.reaper.stop(), n.dp.Close(), n.limit.Close(), n.ledger.journal.Close())
 	})
 	return err
 }
@@ -328,7 +345,7 @@ func (n *Network) Teardown() error {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the network has %d attachments: detach them first", attached))
 	}
 	n.tornDown = true
-	if err := n.dp.Teardown(); err != nil {
+	if err := errors.Join(n.dp.Teardown(), n.limit.Teardown()); err != nil {
 		return err
 	}
 	return n.restoreSysctls()

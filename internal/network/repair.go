@@ -29,10 +29,16 @@ const (
 )
 
 // Watch puts back what others remove of the network's links, addresses, routes, neighbours and
-// nftables elements on the node, and sets the MTU of running pods when it changes, until ctx ends.
+// nftables elements on the node, sets the MTU of running pods when it changes, and limits the
+// connections of pods, until ctx ends.
 // Others' objects, and what is inside of pods, stay as they are. It is called after Reconcile.
 func (n *Network) Watch(ctx context.Context) error {
-	return (&repairer{n: n, limit: rate.NewLimiter(rate.Every(repairPace), repairBurst)}).watch(ctx)
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { return n.limit.Run(ctx) })
+	running.Go(func() error {
+		return (&repairer{n: n, limit: rate.NewLimiter(rate.Every(repairPace), repairBurst)}).watch(ctx)
+	})
+	return running.Wait()
 }
 
 // changes collects what others may have changed, for the repairer.

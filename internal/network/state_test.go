@@ -505,7 +505,7 @@ func TestRemovedTableIsRecreated(t *testing.T) {
 func TestTeardownLeavesTheNodeAsItWas(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
 		l.write(l.node, "net/ipv6/conf/up0/accept_ra", "1")
-		names := []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/up0/accept_ra", "net/ipv6/conf/up0/forwarding", "net/ipv4/conf/up0/forwarding"}
+		names := []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/up0/accept_ra", "net/ipv6/conf/up0/forwarding", "net/ipv4/conf/up0/forwarding", established, closeWait}
 		sysctls := func() (out []string) {
 			for _, name := range names {
 				out = append(out, name+" "+l.read(l.node, name))

@@ -101,6 +101,10 @@ func (i Instance) PolicyTable() string { return i.Table() + "-policy" }
 // ServiceTable returns the name of the instance's nftables table of Services.
 func (i Instance) ServiceTable() string { return i.Table() + "-service" }
 
+// ConnlimitTable returns the name of the instance's nftables table of pods that may begin no more
+// connections.
+func (i Instance) ConnlimitTable() string { return i.Table() + "-connlimit" }
+
 // Cgroup returns the cgroup, below the root of each hierarchy, of all sandboxes that were created
 // without a cgroup parent.
 func (i Instance) Cgroup() string { return "/husk-" + string(i) }

@@ -1,5 +1,5 @@
-// Package conntrack deletes conntrack entries: those of pods that are gone, those that bypass new
-// hostPorts, and those of connections that a caller no longer allows.
+// Package conntrack counts conntrack entries, and deletes some: those of pods that are gone, those
+// that bypass new hostPorts, and those of connections that a caller no longer allows.
 package conntrack
 
 import (
@@ -23,6 +23,8 @@ const (
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
 
@@ -54,6 +56,15 @@ type tuple struct {
 	srcPort, dstPort uint16
 }
 
+// tracked is a conntrack entry.
+type tracked struct {
+	orig, reply tuple
+	// lasting is whether the kernel keeps the entry when the table is full. The others make room for
+	// new ones: those without an answer, and those of TCP connections that are closing (early_drop
+	// in net/netfilter/nf_conntrack_core.c).
+	lasting bool
+}
+
 // Forget deletes the selected entries in the network namespace of c, a socket of NETLINK_NETFILTER.
 // It reads the whole table once, however many are selected, so callers collect flows.
 func Forget(c *nlsock.Conn, f Flows) error {
@@ -68,7 +79,8 @@ func Forget(c *nlsock.Conn, f Flows) error {
 	for _, p := range f.Ports {
 		ports[p] = true
 	}
-	stale := func(orig, reply tuple) bool {
+	stale := func(e tracked) bool {
+		orig, reply := e.orig, e.reply
 		if pods[orig.src] || pods[orig.dst] || pods[reply.src] || pods[reply.dst] {
 			return true
 		}
@@ -90,8 +102,8 @@ type Connection struct {
 // End deletes the entries for which denied returns true, in the network namespace of c, a socket of
 // NETLINK_NETFILTER. It reads the whole table. It returns how many entries it deleted.
 func End(c *nlsock.Conn, denied func(Connection) bool) (int, error) {
-	return remove(c, func(orig, reply tuple) bool {
-		return denied(Connection{orig.src, reply.src, orig.protocol, reply.srcPort})
+	return remove(c, func(e tracked) bool {
+		return denied(Connection{e.orig.src, e.reply.src, e.orig.protocol, e.reply.srcPort})
 	})
 }
 
@@ -104,21 +116,19 @@ type Translation struct {
 
 // EndTranslated deletes the entries for which stale returns true, as End does.
 func EndTranslated(c *nlsock.Conn, stale func(Translation) bool) (int, error) {
-	return remove(c, func(orig, reply tuple) bool {
-		return stale(Translation{netip.AddrPortFrom(orig.dst, orig.dstPort), netip.AddrPortFrom(reply.src, reply.srcPort), orig.protocol})
+	return remove(c, func(e tracked) bool {
+		return stale(Translation{netip.AddrPortFrom(e.orig.dst, e.orig.dstPort), netip.AddrPortFrom(e.reply.src, e.reply.srcPort), e.orig.protocol})
 	})
 }
 
 // remove deletes stale entries.
-func remove(c *nlsock.Conn, stale func(orig, reply tuple) bool) (n int, err error) {
-	list := nl.NewNetlinkRequest(ctGet, 0)
-	list.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
-	doomed, err := nlsock.List(c, list, func(data []byte) (*nl.NetlinkRequest, bool) {
+func remove(c *nlsock.Conn, stale func(tracked) bool) (n int, err error) {
+	doomed, err := list(c, func(data []byte) (*nl.NetlinkRequest, bool) {
 		req := deletion(data, stale)
 		return req, req != nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("list conntrack entries: %w", err)
+		return 0, err
 	}
 	for part := range slices.Chunk(doomed, 64) {
 		for _, a := range c.Do(part...) {
@@ -133,21 +143,62 @@ func remove(c *nlsock.Conn, stale func(orig, reply tuple) bool) (n int, err erro
 	return n, err
 }
 
-// deletion returns the request that deletes a listed entry, nil if it isn't stale.
-func deletion(data []byte, stale func(orig, reply tuple) bool) *nl.NetlinkRequest {
-	if len(data) < nl.SizeofNfgenmsg {
-		return nil
+// list returns what yield makes of the table's entries.
+func list[T any](c *nlsock.Conn, yield func(data []byte) (T, bool)) ([]T, error) {
+	req := nl.NewNetlinkRequest(ctGet, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
+	all, err := nlsock.List(c, req, yield)
+	if err != nil {
+		return nil, fmt.Errorf("list conntrack entries: %w", err)
 	}
-	var orig, reply tuple
+	return all, nil
+}
+
+// parse returns a listed entry; false if it isn't one.
+func parse(data []byte) (e tracked, ok bool) {
+	if len(data) < nl.SizeofNfgenmsg {
+		return e, false
+	}
+	const assured = 1 << 2 // IPS_ASSURED of linux/netfilter/nf_conntrack_common.h
+	var status uint32
+	closing := false
 	for typ, value := range nlsock.Attributes(data[nl.SizeofNfgenmsg:]) {
-		switch typ {
-		case ctaTupleOrig:
-			orig = parseTuple(value)
-		case ctaTupleReply:
-			reply = parseTuple(value)
+		switch {
+		case typ == ctaTupleOrig:
+			e.orig = parseTuple(value)
+		case typ == ctaTupleReply:
+			e.reply = parseTuple(value)
+		case typ == ctaStatus && len(value) == 4:
+			status = binary.BigEndian.Uint32(value)
+		case typ == ctaProtoInfo:
+			closing = isClosing(value)
 		}
 	}
-	if !orig.src.IsValid() || !reply.src.IsValid() || !stale(orig, reply) {
+	e.lasting = status&assured != 0 && !closing
+	return e, e.orig.src.IsValid() && e.reply.src.IsValid()
+}
+
+// isClosing reports whether a CTA_PROTOINFO is of a TCP connection that is ending or has ended.
+func isClosing(info []byte) bool {
+	const infoTCP, infoState = 1, 1
+	const firstClosing, lastClosing = 4, 8 // TCP_CONNTRACK_FIN_WAIT to TCP_CONNTRACK_CLOSE
+	for typ, value := range nlsock.Attributes(info) {
+		if typ != infoTCP {
+			continue
+		}
+		for typ, value := range nlsock.Attributes(value) {
+			if typ == infoState && len(value) == 1 {
+				return value[0] >= firstClosing && value[0] <= lastClosing
+			}
+		}
+	}
+	return false
+}
+
+// deletion returns the request that deletes a listed entry, nil if it isn't stale.
+func deletion(data []byte, stale func(tracked) bool) *nl.NetlinkRequest {
+	e, ok := parse(data)
+	if !ok || !stale(e) {
 		return nil
 	}
 	req := nl.NewNetlinkRequest(ctDelete, unix.NLM_F_ACK)

@@ -180,7 +180,7 @@ func FuzzParse(f *testing.F) {
 	entry.AddRtAttr(ctaTupleProto|unix.NLA_F_NESTED, nil).AddRtAttr(ctaProtoNum, []byte{17})
 	f.Add(append([]byte{2, 0, 0, 0}, entry.Serialize()...))
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		_ = deletion(data, func(_, _ tuple) bool { return true })
+		_ = deletion(data, func(tracked) bool { return true })
 		_ = parseTuple(data)
 	})
 }
@@ -234,4 +234,67 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestLasting checks which entries count: not those that the kernel drops when the table is full.
+func TestLasting(t *testing.T) {
+	path := t.TempDir() + "/net"
+	netnstest.Make(t, path)
+	netnstest.IP(t, path, "address add 10.9.0.1/32 dev lo")
+	netnstest.IP(t, path, "address add 10.9.0.3/32 dev lo")
+	netnstest.Run(t, path, "nft", rules)
+	from := netip.MustParseAddr("10.9.0.3")
+	must(t, netns.Do(path, func() error {
+		c, err := nlsock.Dial(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		expect := func(what string, entries, lasting int) {
+			t.Helper()
+			size, err := SizeOf(c)
+			must(t, err)
+			got, err := Lasting(c)
+			must(t, err)
+			if size.Entries != entries || size.Max == 0 || got[from] != lasting {
+				t.Errorf("%s: %d lasting entries of %+v, want %d of %d", what, got[from], size, lasting, entries)
+			}
+		}
+		dial := func(network, to string) net.Conn {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+			if network == "udp" {
+				d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
+			}
+			conn, err := d.Dial(network, to)
+			must(t, err)
+			return conn
+		}
+		server, err := net.Listen("tcp", "10.9.0.1:0")
+		if err != nil {
+			return err
+		}
+		defer server.Close()
+		question := dial("udp", "10.9.0.1:53")
+		_, err = question.Write([]byte("?"))
+		must(t, errors.Join(err, question.Close()))
+		expect("a datagram", 1, 0)
+		for range 3 {
+			client := dial("tcp", server.Addr().String())
+			defer client.Close()
+			accepted, err := server.Accept()
+			must(t, err)
+			defer accepted.Close()
+		}
+		expect("and three connections", 4, 3)
+		n, err := Surplus(c, map[netip.Addr]int{from: 2, netip.MustParseAddr("10.9.0.1"): 5})
+		if n != 2 || err != nil {
+			t.Errorf("deleted %d, %v", n, err)
+		}
+		expect("without two", 2, 1)
+		closed := dial("tcp", server.Addr().String())
+		accepted, err := server.Accept()
+		must(t, errors.Join(err, closed.Close(), accepted.Close()))
+		expect("and a closed one", 3, 1)
+		return nil
+	}))
 }

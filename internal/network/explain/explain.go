@@ -13,6 +13,7 @@ import (
 
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/connlimit"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/policy"
@@ -28,6 +29,8 @@ type Explainer struct {
 	Nodes    func() nodes.Status
 	Verify   func(nodes.Status, nodes.Peer) ([]string, error)
 	Firewall *firewall.Firewall // nil if network policy is off
+	// Connections returns which pods begin no connections.
+	Connections func() (connlimit.Usage, error)
 	// Services returns what decides where connections to Services lead. It is nil if huskd doesn't
 	// lead them.
 	Services func() service.World
@@ -163,7 +166,27 @@ func (t *trace) pod(e *network.End) error {
 		return err
 	}
 	h.differs(diffs, putBack)
+	if e == t.source {
+		if err := t.refusal(&h, e); err != nil {
+			return err
+		}
+	}
 	t.add(h)
+	return nil
+}
+
+// refusal explains that a pod can't begin connections, if so.
+func (t *trace) refusal(h *Hop, e *network.End) error {
+	usage, err := t.Connections()
+	if err != nil {
+		return err
+	}
+	for _, r := range usage.Refused {
+		if r.Pod == e.Pod.String() {
+			h.Verdict, h.Why = Drops, r.String()
+			h.Remedy = "let it close some; if it needs them, set net.netfilter.nf_conntrack_max higher"
+		}
+	}
 	return nil
 }
 

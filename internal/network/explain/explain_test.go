@@ -13,6 +13,7 @@ import (
 	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/connlimit"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/service"
@@ -54,7 +55,7 @@ func newLab(t *testing.T) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Explainer = Explainer{Network: n}
+	l.Explainer = Explainer{Network: n, Connections: n.Connections}
 	t.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			t.Error(err)
@@ -116,6 +117,16 @@ func (l *lab) want(what string, hops []string, texts ...string) {
 	if at < len(texts) {
 		l.Errorf("%s: no hop %q in\n%s", what, texts[at], strings.Join(hops, "\n"))
 	}
+}
+
+// TestRefusedPods explains why a pod begins no connections, and that it is reached.
+func TestRefusedPods(t *testing.T) {
+	l := newLab(t)
+	l.Connections = func() (connlimit.Usage, error) {
+		return connlimit.Usage{Refused: []connlimit.Refusal{{Pod: "shop/web", Held: 900, Limit: 500}}}, nil
+	}
+	l.want("from it", l.explain("shop/web", "shop/db", 5432), "pod shop/web fails: pod shop/web begins no connections: it holds 900 entries", "pod shop/db ok")
+	l.want("to it", l.explain("shop/db", "shop/web", 80), "pod shop/db ok", "pod shop/web ok")
 }
 
 // TestServices follows connections to Services.
