@@ -42,7 +42,6 @@ type Config struct {
 	Containers
 	Disk
 	Shutdown
-	PidsLimit int    `key:"pids-limit" help:"maximum number of processes and threads in a container; 0 for no limit"`
 	Metrics   string `key:"metrics-listen" help:"address to serve Prometheus metrics on, such as 127.0.0.1:9477, at /metrics; empty to disable"`
 	LogLevel  string `key:"log-level" help:"minimum level of log lines: debug, info, warn or error"`
 	LogFormat string `key:"log-format" help:"format of log lines: text or json"`
@@ -86,7 +85,7 @@ func New() Config {
 			NRISocket: "/var/run/nri/nri.sock",
 			NRIDir:    "/opt/nri/plugins",
 		},
-		Containers: Containers{CgroupDriver: cgroupfs, DefaultCapabilities: spec.DefaultCapabilities()},
+		Containers: Containers{CgroupDriver: cgroupfs, DefaultCapabilities: spec.DefaultCapabilities(), PidsLimit: 4096, PodPidsLimit: 4096},
 		LogLevel:   "info",
 		LogFormat:  "text",
 		Tracing:    Tracing{Sampling: 1},
@@ -355,9 +354,6 @@ func (c *Config) check() error {
 	c.checkCluster(bad)
 	c.checkDisk(bad)
 	c.Shutdown.check(bad)
-	if c.PidsLimit < 0 {
-		bad("pids-limit", "%d: must be at least 0", c.PidsLimit)
-	}
 	if c.CNIMax < 1 {
 		bad("cni-max-networks", "%d: must be at least 1", c.CNIMax)
 	}

@@ -37,6 +37,9 @@ func openMonitors(d *daemon) {
 type podCgroups struct {
 	tree    *cgroup.QoSTree
 	systemd bool // the cgroup driver is systemd
+	// pod and all are the numbers of processes and threads that a pod and all pods together may
+	// have; 0 is no limit.
+	pod, all int64
 }
 
 // Parent returns the cgroup that a cgroup_parent names: by its path or, with systemd, as a slice.
@@ -53,9 +56,12 @@ func (c podCgroups) Parent(named string) (string, error) {
 }
 
 func (c podCgroups) Create(path string, r *runtimeapi.LinuxContainerResources) error {
+	if err := c.tree.Tree.Create(c.tree.Root(), cgroup.Limits{Pids: c.all}); err != nil {
+		return err
+	}
 	return c.tree.Create(path, cgroup.Limits{
 		CPUShares: uint64(r.GetCpuShares()), CPUQuota: r.GetCpuQuota(), CPUPeriod: uint64(r.GetCpuPeriod()),
-		Memory: r.GetMemoryLimitInBytes(),
+		Memory: r.GetMemoryLimitInBytes(), Pids: c.pod,
 	})
 }
 

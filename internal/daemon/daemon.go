@@ -365,7 +365,7 @@ func (d *daemon) wire() {
 		Network: d.cni, Containers: d.containers, Hooks: pods,
 		Infra: infra.Driver{Host: d.facts, Runtime: driver}, Prewarm: prewarm,
 		Host: d.facts, Log: d.log,
-		Handlers: d.handlers, Cgroups: podCgroups{d.cgroups, d.cfg.Systemd()},
+		Handlers: d.handlers, Cgroups: podCgroups{d.cgroups, d.cfg.Systemd(), int64(d.cfg.PodPidsLimit), d.resources.limits.Pids},
 		Changed: func(st sandbox.Status) {
 			d.agent.SandboxChanged(st)
 			d.events.Sandbox(st)
@@ -525,7 +525,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	declared := d.manifests.Load().Report()
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
-		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
+		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Tasks: d.tasks(), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
 	})
 }
 

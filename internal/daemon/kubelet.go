@@ -14,6 +14,10 @@ import (
 // kubelet.config.k8s.io/v1beta1. It has only those that huskd has.
 func kubeletConfiguration(cfg config.Config) map[string]any {
 	taints, _ := cfg.Taints() // config has checked them
+	podPids := cfg.PodPidsLimit
+	if podPids == 0 {
+		podPids = -1
+	}
 	out := map[string]any{
 		"enableServer":                true,
 		"enableDebuggingHandlers":     true,
@@ -42,7 +46,7 @@ func kubeletConfiguration(cfg config.Config) map[string]any {
 		"evictionSoft":                cfg.EvictionSoft,
 		"evictionSoftGracePeriod":     cfg.EvictionGrace,
 		"evictionMinimumReclaim":      cfg.MinReclaim,
-		"podPidsLimit":                -1,
+		"podPidsLimit":                podPids,
 		"imageGCHighThresholdPercent": cfg.ImageHigh,
 		"imageGCLowThresholdPercent":  cfg.ImageLow,
 		"imageMinimumGCAge":           (time.Duration(cfg.ImageAge) * time.Second).String(),

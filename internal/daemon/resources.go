@@ -18,12 +18,14 @@ import (
 	"github.com/huskd/husk/internal/cgroup"
 	"github.com/huskd/husk/internal/cluster/capacity"
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/doctor"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/stats"
 )
 
-// nodeResources are the node's resources. Outside of a cluster nothing is reserved.
+// nodeResources are the node's resources. Outside of a cluster only process IDs are reserved.
 type nodeResources struct {
 	capacity, allocatable corev1.ResourceList
 	// limits are those of the cgroup of all pods. They leave out the thresholds of evictions, so
@@ -48,7 +50,9 @@ func newNodeResources(cfg config.Config, facts host.Facts) (nodeResources, error
 	out.capacity[corev1.ResourcePods] = *resource.NewQuantity(int64(cfg.MaxPods), resource.DecimalSI)
 	if cfg.Kubeconfig == "" {
 		out.allocatable = capacity.Allocatable(out.capacity, reserved)
-		return out, nil
+		most, err := mostTasks(facts.Cgroup)
+		out.limits.Pids = most - tasksReserve(most)
+		return out, err
 	}
 	kube, system, err := cfg.Reserved()
 	if err != nil {
@@ -75,16 +79,70 @@ func newNodeResources(cfg config.Config, facts host.Facts) (nodeResources, error
 	out.allocatable = capacity.Allocatable(out.capacity, kube, system, evictions, reserved)
 	left := capacity.Allocatable(out.capacity, kube, system)
 	out.limits = cgroup.Limits{CPUShares: uint64(criconfig.Shares(left.Cpu().MilliValue())), Memory: left.Memory().Value()}
+	most, err := mostTasks(facts.Cgroup)
+	if err != nil {
+		return out, err
+	}
+	reserve := tasksReserve(most)
 	if kube, system := kube[capacity.PIDs], system[capacity.PIDs]; kube.Value()+system.Value() > 0 {
-		_, most, err := stats.Tasks()
-		if err != nil {
-			return out, fmt.Errorf("kube-reserved and system-reserved: %w", err)
-		}
-		if out.limits.Pids = most - kube.Value() - system.Value(); out.limits.Pids <= 0 {
-			return out, fmt.Errorf("kube-reserved and system-reserved reserve %d process IDs, but the node has %d: reserve less", kube.Value()+system.Value(), most)
-		}
+		reserve = kube.Value() + system.Value()
+	}
+	if out.limits.Pids = most - reserve; out.limits.Pids <= 0 {
+		return out, fmt.Errorf("kube-reserved and system-reserved reserve %d process IDs, but the node has %d: reserve less", reserve, most)
 	}
 	return out, nil
+}
+
+// mostTasks returns how many processes and threads the node can have. In a container huskd's own
+// cgroup may bound them.
+func mostTasks(c host.Cgroup) (int64, error) {
+	_, most, err := stats.Tasks()
+	if err != nil {
+		return 0, fmt.Errorf("the node's process IDs: %w", err)
+	}
+	root := c.Mounts["pids"]
+	if c.Mode.Unified() {
+		root = c.Mounts[""]
+	}
+	content, _ := os.ReadFile(filepath.Join(root, "pids.max")) // the topmost cgroup has none
+	if limit, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64); err == nil {
+		most = min(most, limit)
+	}
+	return most, nil
+}
+
+// tasksReserve returns how many of the node's processes and threads pods leave to the node unless
+// the configuration says: a tenth.
+func tasksReserve(most int64) int64 { return most / 10 }
+
+// tasks returns the limits on processes and threads.
+func (d *daemon) tasks() doctor.Tasks {
+	most, _ := mostTasks(d.facts.Cgroup)
+	out := doctor.Tasks{Node: most, Pods: d.resources.limits.Pids}
+	for _, st := range d.sandboxes.List() {
+		if st.State != sandboxstate.Ready {
+			continue
+		}
+		sum := int64(0)
+		for _, c := range d.containers.List(st.ID) {
+			if !c.Finished {
+				sum += int64(d.cfg.PidsLimit)
+			}
+		}
+		own := st.Config.GetLinux().GetCgroupParent() == ""
+		if limit := int64(d.cfg.PodPidsLimit); own && limit > 0 && (sum == 0 || limit < sum) {
+			sum = limit
+		}
+		switch {
+		case sum == 0:
+			out.Unlimited = append(out.Unlimited, st.Attachment.Pod.String())
+		case own:
+			out.Own += sum
+		default:
+			out.Others += sum
+		}
+	}
+	return out
 }
 
 // enforceRetry is the time between attempts to set the limits of all pods. On cgroup v1 the kernel

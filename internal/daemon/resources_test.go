@@ -24,7 +24,7 @@ func TestNodeResources(t *testing.T) {
 	cfg.Root = t.TempDir()
 	cfg.KubeReserved = config.Amounts{"cpu": "100m", "memory": "1Gi", "pid": "1"}
 	plain, err := newNodeResources(cfg, facts)
-	if err != nil || plain.allocatable.Cpu().Value() != 2 || plain.limits.Memory != 0 {
+	if err != nil || plain.allocatable.Cpu().Value() != 2 || plain.limits.Memory != 0 || plain.limits.Pids <= 0 {
 		t.Errorf("without a cluster: %+v, %v", plain, err)
 	}
 	cfg.Kubeconfig = "/etc/kubeconfig"

@@ -39,7 +39,8 @@ type Host struct {
 	// why the connections of Services are not led to their endpoints.
 	Policy, Services []string
 	// DNS says why pods get no answers from huskd's DNS server.
-	DNS error
+	DNS   error
+	Tasks Tasks
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
@@ -108,6 +109,7 @@ func (d *diagnosis) pods(h Host) {
 	d.kernel(h.Facts)
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)
+	d.tasks(h.Tasks)
 	networks := h.CNI.Networks()
 	var err error
 	if networks.Err != nil || len(networks.Networks) > 0 {

@@ -84,6 +84,16 @@ func TestFindings(t *testing.T) {
 			"note oom score: oom_score_adj can't be lowered below 100 (no CAP_SYS_RESOURCE): containers that request less get this value",
 			"note security modules: neither AppArmor nor SELinux is in use: profiles and labels are not applied"}},
 
+		"processes": {func(d *diagnosis) { d.tasks(Tasks{Node: 32768, Pods: 29491, Own: 7 * 4096, Others: 4096}) }, []string{
+			"ok processes: pods may have 29491 of the node's 32768 processes and threads"}},
+		"processes of many pods": {func(d *diagnosis) {
+			d.tasks(Tasks{Node: 32768, Pods: 29491, Own: 8 * 4096, Others: 9 * 4096, Unlimited: []string{"a", "b"}})
+		}, []string{
+			"ok processes: pods may have 29491 of the node's 32768 processes and threads",
+			"warn processes: a, b may have as many processes and threads as there are, and leave none to others -> set pids-limit and pod-pids-limit, and create the pods again",
+			"note processes: the running pods may have 32768 processes and threads, each up to its limit, but all together 29491 -> raise kernel.pid_max and kernel.threads-max, or lower pod-pids-limit",
+			"warn processes: the kubelet's pods may have 36864 processes and threads, and the node 32768 -> reserve pid in the kubelet's systemReserved and enforce it, set its podPidsLimit, or raise kernel.pid_max and kernel.threads-max"}},
+
 		"no runtime": {func(d *diagnosis) { d.runtime(monitor.Handlers{Missing: errors.New("none works")}, nil) }, []string{
 			"fail runtime: none works -> fix this and restart huskd: until then no container can be started"}},
 		"runtimes": {func(d *diagnosis) {

@@ -92,7 +92,7 @@ func (w *testEnv) cgroupFile(pod, rel string, names ...string) string {
 		w.t.Fatal(err)
 	}
 	for _, name := range names {
-		for _, mount := range []string{"", "cpu", "memory", "cpu,cpuacct"} {
+		for _, mount := range []string{"", "cpu", "memory", "pids", "cpu,cpuacct"} {
 			raw, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", mount, about.Sandbox.Cgroup, rel, name))
 			if err == nil {
 				return strings.TrimSpace(string(raw))

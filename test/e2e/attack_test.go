@@ -1,9 +1,13 @@
 package e2e
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
 )
 
 // TestHostilePod checks that a pod without any privilege can't harm huskd or other pods.
@@ -37,5 +41,47 @@ func TestHostilePod(t *testing.T) {
 	}
 	w.remove("filler")
 	w.checkUnharmed("a pod that fills its files")
+	w.end()
+}
+
+// TestForkBomb: the processes of a pod that starts them without end are bounded for each container
+// and for all together, and neither the node nor another pod notices.
+func TestForkBomb(t *testing.T) {
+	t.Parallel()
+	const inContainer, inPod, tried = 200, 300, 5000
+	w := newTestEnv(t, node.Flags("--pids-limit", fmt.Sprint(inContainer), "--pod-pids-limit", fmt.Sprint(inPod)))
+	// A shell that can't fork ends, and its children stay. The first process needs none any more.
+	bomb := fmt.Sprintf("sh -c 'i=0; while [ $i -lt %d ]; do sleep 1000 & i=$((i+1)); done' & wait; exec sleep 1000", tried)
+	container := func(name string) string {
+		return "{name: " + name + ", image: 'localhost/web:1', command: " + shell(bomb) + "}"
+	}
+	w.run(podOf("bomb", "containers: ["+container("one")+", "+container("two")+"]"))
+	processes := func(rel string) int {
+		n, err := strconv.Atoi(w.cgroupFile("bomb", rel, "pids.current"))
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	full := func() string { // but for the shells that have ended
+		if has := processes(""); has < inPod-10 {
+			return fmt.Sprintf("the bomb, which has %d processes", has)
+		}
+		return ""
+	}
+	node.Eventually(t, 30*time.Second, full)
+	w.run(podOf("next", only("command: [sleep, '1000']")), "--wait")
+	if got := w.sh("next", "sh -c 'echo $((6*7))'"); got != "42" {
+		t.Errorf("another pod prints %q", got)
+	}
+	if has := processes(""); has > inPod {
+		t.Errorf("the pod has %d processes, and its limit is %d", has, inPod)
+	}
+	for _, c := range w.pod("bomb").Containers {
+		if has := processes(c.ID); has > inContainer || c.Restarts != 0 {
+			t.Errorf("container %s has %d processes and %d restarts, and its limit is %d", c.Name, has, c.Restarts, inContainer)
+		}
+	}
+	w.remove("bomb", "next")
 	w.end()
 }

@@ -66,6 +66,10 @@ var containerCases = []struct {
 		`Seccomp:\s0` + "\nwritable\nmounted\nkmsg"},
 	{"devices", "", "securityContext: {capabilities: {add: [MKNOD]}}", "ls /dev | tr '\\n' ' '; echo; ls /dev/shm /dev/mqueue; head -c3 /dev/zero | wc -c; (echo x >/dev/full) 2>&1; mknod /tmp/sda b 8 0 && cat /tmp/sda 2>&1",
 		"(console )?(core )?fd full mqueue null ptmx pts random shm stderr stdin stdout termination-log tty urandom zero \n/dev/mqueue:\n\n/dev/shm:\n3\n.*No space left on device\n.*can't open '/tmp/sda': Operation not permitted"},
+	// All that is in memory and writable is bounded.
+	{"tmpfs", "", "tty: false", "awk '$3 == \"tmpfs\" {print $2}' /proc/self/mounts | sort -u | while read m; do test -d $m && dd if=/dev/zero of=$m/fill bs=1M count=100 2>/dev/null; " +
+		"test -e $m/fill && stat -c '%n %s' $m/fill && rm $m/fill; done; mkdir /sys/fs/cgroup/x 2>&1; true",
+		"/dev/fill 67108864\n/dev/shm/fill 671\\d+\nmkdir: .*: Read-only file system"},
 	{"shm", "", "tty: false", "head -c 67108864 /dev/zero >/dev/shm/x && stat -c %s /dev/shm/x", "67108864"},
 	{"terminal", "", "tty: true, stdin: true", "test -t 0 && test -t 1 && tty", "/dev/(console|pts/0)\r?"},
 	{"no-terminal", "", "tty: false", "test -t 0 || test -t 1 || echo none; readlink /proc/self/fd/0", "none\n/dev/null"},

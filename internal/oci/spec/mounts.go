@@ -82,7 +82,7 @@ func (b mounter) systemMounts() []specs.Mount {
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: pts},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		b.sysfs(access),
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+		{Destination: pathCgroup, Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
 	}
 }
 
@@ -133,6 +133,8 @@ const (
 	pathHostname   = "/etc/hostname"
 	pathShm        = "/dev/shm"
 )
+
+const pathCgroup = "/sys/fs/cgroup"
 
 func (b mounter) sandboxMounts() []specs.Mount {
 	access := "rw"

@@ -52,8 +52,16 @@ func (b confiner) paths() error {
 			}
 		}
 	}
+	if !b.Host.Cgroup.Mode.Unified() && slices.ContainsFunc(b.spec.Mounts, isCgroups) {
+		linux.ReadonlyPaths = append(slices.Clone(linux.ReadonlyPaths), pathCgroup)
+	}
 	return nil
 }
+
+// isCgroups reports whether a mount is that of the cgroups, which runc leaves writable with cgroup
+// v1 although it should be read-only: it is a tmpfs for the mounts of the hierarchies, of the
+// kernel's default size, half the memory (libcontainer/rootfs_linux.go, mountCgroupV1).
+func isCgroups(m specs.Mount) bool { return m.Destination == pathCgroup && m.Type == "cgroup" }
 
 // Values of the deprecated fields seccomp_profile_path and apparmor_profile.
 const (

@@ -7,6 +7,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/host"
 )
 
 const (
@@ -189,8 +191,18 @@ func TestSELinux(t *testing.T) {
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	unmasked := must(t, with(func(r *Request) { security(r).MaskedPaths, security(r).ReadonlyPaths = nil, nil })).Spec.Linux
-	if len(unmasked.MaskedPaths)+len(unmasked.ReadonlyPaths) > 0 {
+	if len(unmasked.MaskedPaths) > 0 || !slices.Equal(unmasked.ReadonlyPaths, []string{pathCgroup}) {
 		t.Errorf("procMount Unmasked: %v %v", unmasked.MaskedPaths, unmasked.ReadonlyPaths)
+	}
+	for what, change := range map[string]func(*Request){
+		"cgroup v2": func(r *Request) { r.Host.Cgroup.Mode = host.CgroupV2 },
+		"a mount of the pod's": func(r *Request) {
+			r.Config.Mounts = []*runtimeapi.Mount{{ContainerPath: "/sys/fs/cgroup/", HostPath: "/c"}}
+		},
+	} {
+		if got := must(t, with(change)).Spec.Linux.ReadonlyPaths; slices.Contains(got, pathCgroup) {
+			t.Errorf("%s: %v", what, got)
+		}
 	}
 	privileged := must(t, with(privilege)).Spec.Linux
 	if len(privileged.MaskedPaths)+len(privileged.ReadonlyPaths) > 0 {
