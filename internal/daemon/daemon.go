@@ -573,8 +573,14 @@ func (d *daemon) close() (vacated bool) {
 			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
 				errs = append(errs, err, d.nodes.Teardown(), d.policy.Teardown(), d.services.Teardown())
 			}
-		case finished && d.vacant():
-			vacated = true
+		case finished:
+			why := d.vacant()
+			if vacated = why == nil; !vacated {
+				if d.shutdown.Load() {
+					d.log.Warn("the network of the node's pods stays", "because", why)
+				}
+				break
+			}
 			errs = append(errs, d.nodes.Teardown(), d.network.Teardown(), d.policy.Teardown(), d.services.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
 		errs = append(errs, d.nodes.Close(), d.network.Close(), d.policy.Close(), d.services.Close())
@@ -591,19 +597,22 @@ func (d *daemon) close() (vacated bool) {
 	return vacated
 }
 
-// vacant reports whether nothing of a pod is left in the kernel. It waits for links that are being
-// deleted.
-func (d *daemon) vacant() bool {
+// vacant returns an error if something of a pod is left in the kernel. It waits for links that are
+// being deleted. Cgroups without processes don't count: they go with huskd's own.
+func (d *daemon) vacant() error {
 	for _, st := range d.sandboxes.List() {
 		if st.State != sandboxstate.Stopped {
-			return false
+			return fmt.Errorf("pod %s is %s", st.Ref(), st.State)
 		}
 	}
 	if !detached(d.network) {
-		return false
+		return errors.New("a pod has an address")
 	}
-	cgroups, err := d.cgroups.List()
-	return err == nil && len(cgroups) == 0
+	pids, err := d.cgroups.PIDs(d.cgroups.Root())
+	if err == nil && len(pids) > 0 {
+		err = fmt.Errorf("cgroup %s has processes %v", d.cgroups.Root(), pids)
+	}
+	return err
 }
 
 // detached reports whether no pod is attached. It waits for links that are being deleted.

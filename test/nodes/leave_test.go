@@ -1,6 +1,8 @@
 package nodes
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -107,4 +109,79 @@ func TestLeaveNothing(t *testing.T) {
 		t.Error("huskd is still running")
 	}
 	m.NothingLeft()
+}
+
+// TestShutdownLeavesNothing checks that husk shutdown takes down what huskd has in the kernel, with
+// each backend: its links, routes, tables, cgroups, and the processes that outlive it. So it does
+// after the records of pods were lost, and with a cgroup that someone else has made below its own.
+func TestShutdownLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"vxlan", "wireguard", "bgp"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			var c *cluster
+			end := func() {}
+			if backend == "bgp" {
+				c = newSpeakers(t, 2)
+			} else {
+				u := node.NewUnderlay(t)
+				c = &cluster{t: t, nodes: []*machine{newMachine(t, u.Segment(node.Media{})), newMachine(t, u.Segment(node.Media{}))}}
+				store := startEtcd(t, c.nodes[0])
+				end = store.stop
+				for _, m := range c.nodes {
+					m.Binary("husk-wireguard")
+					m.flags = node.Flags("--pod-subnets", subnets, "--network-store", "etcd", "--etcd-endpoints", store.url(), "--etcd-insecure",
+						"--node-name", m.Uplink.Name(), "--network-backend", backend)
+				}
+			}
+			start(t, c.nodes...)
+			for _, m := range c.nodes {
+				m.run("a")
+				policy := filepath.Join(m.Dir, "policy.yaml")
+				if err := os.WriteFile(policy, []byte("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {podSelector: {matchLabels: {app: none}}}\n"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				m.MustHusk("run", policy)
+			}
+			Reach(t, time.Minute, c.nodes...)
+			c.goes(by(backend))
+			lost := c.nodes[0]
+			lost.huskd.Kill()
+			journal := filepath.Join(lost.Root, "journal", "journal")
+			data, err := os.ReadFile(journal)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for at := 16; at < len(data); at += 25 {
+				data[at] ^= 1
+			}
+			if err := os.WriteFile(journal, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			lost.restart()
+			lost.pods, lost.names = nil, nil
+			lost.run("b")
+			Reach(t, time.Minute, c.nodes...)
+			for _, m := range c.nodes {
+				root := m.Inventory().Cgroups[0]
+				if err := os.Mkdir(filepath.Join(root, "stray"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				m.MustHusk("shutdown", "--budget", "5s")
+			}
+			end()
+			for _, m := range c.nodes {
+				if !m.huskd.Wait(30 * time.Second) {
+					t.Fatal("huskd is still running")
+				}
+				node.Eventually(t, 10*time.Second, func() string {
+					left := slices.DeleteFunc(m.Left(), func(s string) bool { return strings.HasPrefix(s, "file ") }) // the pod would run again
+					return strings.Join(left, "\n")
+				})
+				m.flags = node.Flags("--pod-subnets", subnets)
+				m.restart()
+			}
+			remove(t, c.nodes...)
+		})
+	}
 }
