@@ -81,6 +81,9 @@ func (e *entry) mount(ctx context.Context) error {
 		return err
 	}
 	keepMountFlags(result.Spec)
+	if err := checkTargets(p.root, p.image.Name, result.Spec); err != nil {
+		return err
+	}
 	for _, path := range result.Relabel {
 		if err := (selinux.Policy{}).Relabel(path, result.Spec.Linux.MountLabel); err != nil {
 			return err
