@@ -106,6 +106,7 @@ func Examine(h Host) []*huskv1.Check {
 // pods checks what only a runtime of pods needs.
 func (d *diagnosis) pods(h Host) {
 	d.runtime(h.Handlers, h.Named)
+	d.vulnerabilities(h.Handlers.Default, h.Named, monitor.Vulnerabilities)
 	d.kernel(h.Facts)
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)
@@ -124,6 +125,18 @@ type diagnosis struct{ checks []*huskv1.Check }
 
 func (d *diagnosis) add(name, level, finding, remedy string) {
 	d.checks = append(d.checks, &huskv1.Check{Name: name, Level: level, Finding: finding, Remedy: remedy})
+}
+
+// vulnerabilities checks the programs of the handlers, each once.
+func (d *diagnosis) vulnerabilities(first monitor.Runtime, named []oci.Handler, known func(name, version, path string) []string) {
+	seen := map[string]bool{"": true}
+	for _, r := range append([]oci.Handler{{Runtime: first.Name, Version: first.Version, Path: first.Path}}, named...) {
+		if found := known(r.Runtime, r.Version, r.Path); !seen[r.Path] && len(found) > 0 {
+			d.add("runtime", warn, fmt.Sprintf("%s %s, %s, lets containers out: neither its version nor its package's changelog has the cure of %s", r.Runtime, r.Version, r.Path, strings.Join(found, ", ")),
+				"install runc 1.2.8, 1.3.3, 1.4.0 or later, or a package with the cures. Until then run pods that you don't trust with hostUsers: false, crun, gVisor or Kata")
+		}
+		seen[r.Path] = true
+	}
 }
 
 func (d *diagnosis) runtime(h monitor.Handlers, named []oci.Handler) {

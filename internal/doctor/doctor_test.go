@@ -104,6 +104,14 @@ func TestFindings(t *testing.T) {
 			"ok runtime: runc 1.1.5 under /usr/bin/conmon", "note user namespaces: runc can't run pods with hostUsers: false: too old", "note runtime: crun is not used: broken",
 			"ok runtime handler: kata is kata 3, /opt/kata",
 			"fail runtime handler: gone is not installed -> fix this and restart huskd: until then no pod that names it can be started"}},
+		"vulnerable runtimes": {func(d *diagnosis) {
+			runc := oci.Handler{Runtime: "runc", Version: "1.1.5", Path: "/usr/sbin/runc"}
+			d.vulnerabilities(monitor.Runtime{Name: "runc", Version: "1.1.5", Path: "/usr/sbin/runc"}, []oci.Handler{runc, {Runtime: "crun", Version: "1.8", Path: "/usr/bin/crun"}, {Missing: errors.New("gone")}}, func(name, _, _ string) []string {
+				return map[string][]string{"runc": {"CVE-1", "CVE-2"}}[name]
+			})
+		}, []string{
+			"warn runtime: runc 1.1.5, /usr/sbin/runc, lets containers out: neither its version nor its package's changelog has the cure of CVE-1, CVE-2 -> " +
+				"install runc 1.2.8, 1.3.3, 1.4.0 or later, or a package with the cures. Until then run pods that you don't trust with hostUsers: false, crun, gVisor or Kata"}},
 
 		"network": {func(d *diagnosis) {
 			d.network(network.Settings{Mode: "routed", Subnets: subnets, MTU: 1500, Uplink: "eth1", Notes: []string{"no IPv6 uplink"}}, nil)
