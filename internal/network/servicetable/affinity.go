@@ -31,8 +31,8 @@ func (w *wanted) forgets(u *compile.Update) bool {
 // sweep deletes the entries of affinity whose endpoints are gone. A client that has one goes to
 // another endpoint with its next connection.
 func (t *Table) sweep() error {
-	for _, f := range families {
-		name := "affinity" + f.suffix
+	for front := range t.sticky {
+		f, name := families[frontFamily(front)], affinitySet(front).Name
 		all, err := nftable.Elements(&t.kernel.Table, name, parseElement)
 		if err != nil && !isMissing(err) {
 			return fmt.Errorf("list set %s: %w", name, err)

@@ -109,11 +109,14 @@ func frontElements(k compile.Key, f *compile.Front, add yield, need func(target,
 	if ofNode {
 		key, port = service4, "-port"
 	}
-	refused := ""
+	refused, sticky := "", ""
+	if f.Affinity > 0 {
+		sticky = frontName(k)
+	}
 	for side, lead := range map[string]compile.Lead{chainInside: f.Inside, chainOutside: f.Outside} {
 		switch lead.Verdict {
 		case service.Forward:
-			t := target{family: familyOf(k.Addr), port: ofNode, scope: scopeAll, n: len(f.Endpoints(lead)), sticky: f.Affinity > 0}
+			t := target{family: familyOf(k.Addr), port: ofNode, scope: scopeAll, n: len(f.Endpoints(lead)), sticky: sticky}
 			if lead.Own {
 				t.scope = scopeOwn
 			}
@@ -129,8 +132,8 @@ func frontElements(k compile.Key, f *compile.Front, add yield, need func(target,
 			refused = dropped
 		}
 	}
-	if f.Affinity > 0 {
-		t := target{remember: int(f.Affinity.Seconds())}
+	if sticky != "" {
+		t := target{remember: int(f.Affinity.Seconds()), sticky: sticky}
 		need(t, false)
 		add("sticky"+port+s, element{key: key, verdict: t.chain()})
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/network/nftable"
+	"github.com/huskd/husk/internal/network/service/compile"
 )
 
 // The table, for IPv4; IPv6 has sets, chains and rules of its own:
@@ -20,7 +21,9 @@ import (
 //	map inside4 outside4 { type ipv4_addr . inet_proto . inet_service : verdict }
 //	map inside-port4 outside-port4 { type inet_proto . inet_service : verdict }  # ports of the node
 //	map all4 own4 { type mark . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
-//	map affinity4 { type ipv4_addr . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; flags dynamic, timeout }
+//	map affinity-0a600001-6-80 {                          # of 10.96.0.1, TCP, port 80
+//		type ipv4_addr . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; flags dynamic, timeout
+//	}
 //	map sticky4 { type ipv4_addr . inet_proto . inet_service : verdict }
 //	map sticky-port4 { type inet_proto . inet_service : verdict }
 //	set ranged4 { type ipv4_addr . inet_proto . inet_service }
@@ -52,16 +55,16 @@ import (
 //	}
 //	chain m-addr4-all-3 { meta mark set meta mark or 0x4000; goto addr4-all-3 }
 //	chain port4-all-3 {}                                  # as above, with 0.0.0.0 instead of daddr
-//	chain addr4-all-3-sticky {                            # with affinity
-//		dnat to ip saddr . ip daddr . meta l4proto . th dport map @affinity4
+//	chain addr4-all-3-sticky-0a600001-6-80 {              # with affinity
+//		dnat to ip saddr . ip daddr . meta l4proto . th dport map @affinity-0a600001-6-80
 //		# as in addr4-all-3
 //	}
 //	chain remember {
 //		ct original ip daddr . meta l4proto . ct original proto-dst vmap @sticky4
 //		meta l4proto . ct original proto-dst vmap @sticky-port4
 //	}
-//	chain remember-10800 {                                # affinity of 10800 s
-//		update @affinity4 { ip saddr . ct original ip daddr . meta l4proto . ct original proto-dst
+//	chain remember-10800-0a600001-6-80 {                  # affinity of 10800 s
+//		update @affinity-0a600001-6-80 { ip saddr . ct original ip daddr . meta l4proto . ct original proto-dst
 //			timeout 3h : ip daddr . th dport }
 //	}
 //	chain input, forward, sent { type filter hook … priority filter - 5
@@ -87,13 +90,14 @@ import (
 // of the pod subnet, as in the instance's own table, whose chains come after these.
 //
 // A client's endpoint is remembered after the packet has been sent there, when both are in its
-// headers. The choice itself can't be put into affinity4 by a rule that nft 1.0.6 lists: it aborts
+// headers. The choice itself can't be put into the map by a rule that nft 1.0.6 lists: it aborts
 // where a value from a map is part of another key or value. The entries of endpoints that are gone
-// are deleted by sweep.
+// are deleted by sweep. Each front has a map of its own, of 65,535 clients at most, so that who
+// sends from many addresses to one Service takes no affinity from the clients of another.
 //
-// A chain depends on the number of its endpoints only. While a transaction is committed, a packet
-// may find the old chain and the new elements, and no endpoint at its index. There is one at 0
-// then.
+// Without affinity, a chain depends on the number of its endpoints only. While a transaction is
+// committed, a packet may find the old chain and the new elements, and no endpoint at its index.
+// There is one at 0 then.
 const (
 	chainPrerouting  = "prerouting"
 	chainOutput      = "output"
@@ -109,7 +113,7 @@ const (
 )
 
 // layout is part of each rule's comment. A table with another layout is replaced.
-const layout = "2"
+const layout = "3"
 
 const masqueradeBit = 0x4000
 
@@ -156,7 +160,6 @@ func sets() (out []nftable.Set) {
 		for _, scope := range []string{scopeAll, scopeOwn} {
 			add(nftable.Set{Name: scope, Key: append([]nftables.SetDatatype{nftables.TypeMark}, at...), Data: endpoint})
 		}
-		add(nftable.Set{Name: "affinity", Key: append([]nftables.SetDatatype{addr}, at...), Data: endpoint, Timeout: affinityTimeout})
 		add(nftable.Set{Name: "ranged", Key: at})
 		add(nftable.Set{Name: "sources", Key: slices.Concat(at, []nftables.SetDatatype{addr}), Interval: true})
 		add(nftable.Set{Name: "clusterips", Key: []nftables.SetDatatype{addr}})
@@ -167,6 +170,26 @@ func sets() (out []nftable.Set) {
 
 const scopeAll, scopeOwn = "all", "own"
 
+// affinitySet returns the map of the endpoints that clients of a front have affinity to.
+func affinitySet(front string) nftable.Set {
+	f := families[frontFamily(front)]
+	at := []nftables.SetDatatype{f.address, nftables.TypeInetProto, nftables.TypeInetService}
+	return nftable.Set{Name: "affinity-" + front, Key: append([]nftables.SetDatatype{f.address}, at...), Data: []nftables.SetDatatype{f.address, nftables.TypeInetService}, Timeout: affinityTimeout}
+}
+
+// frontName is how the names of chains and sets say which front they are of.
+func frontName(k compile.Key) string {
+	return fmt.Sprintf("%x-%d-%d", k.Addr.AsSlice(), k.Protocol, k.Port)
+}
+
+// frontFamily returns the index in families of a front, by its name.
+func frontFamily(front string) int {
+	if hex, _, _ := strings.Cut(front, "-"); len(hex) == int(2*families[0].size) {
+		return 0
+	}
+	return 1
+}
+
 // target is a chain that there is while Services need it. It sends packets to endpoints, or
 // remembers where they went.
 type target struct {
@@ -174,23 +197,23 @@ type target struct {
 	port   bool
 	scope  string
 	n      int
-	sticky bool // has affinity
+	sticky string // the name of the front, if it has affinity
 
-	// remember, unless 0, is for how many seconds. The other fields are empty then.
+	// remember, unless 0, is for how many seconds. The other fields but sticky are empty then.
 	remember int
 }
 
 func (t target) chain() string {
 	if t.remember > 0 {
-		return fmt.Sprintf("%s-%d", chainRemember, t.remember)
+		return fmt.Sprintf("%s-%d-%s", chainRemember, t.remember, t.sticky)
 	}
 	name := "addr"
 	if t.port {
 		name = "port"
 	}
 	name += families[t.family].suffix + "-" + t.scope + fmt.Sprintf("-%d", t.n)
-	if t.sticky {
-		name += "-sticky"
+	if t.sticky != "" {
+		name += "-sticky-" + t.sticky
 	}
 	return name
 }
@@ -201,7 +224,7 @@ func masqueraded(chain string) string { return "m-" + chain }
 // targetOf is the inverse of target.chain.
 func targetOf(chain string) (t target, ok bool) {
 	chain = strings.TrimPrefix(chain, "m-")
-	if n, _ := fmt.Sscanf(chain, chainRemember+"-%d", &t.remember); n == 1 {
+	if n, _ := fmt.Sscanf(chain, chainRemember+"-%d-%s", &t.remember, &t.sticky); n == 2 {
 		return t, t.chain() == chain
 	}
 	for _, prefix := range []string{"addr", "port"} {
@@ -210,7 +233,8 @@ func targetOf(chain string) (t target, ok bool) {
 			if !found {
 				continue
 			}
-			t.family, t.port, t.sticky = i, prefix == "port", strings.HasSuffix(rest, "-sticky")
+			rest, t.sticky, _ = strings.Cut(rest, "-sticky-")
+			t.family, t.port = i, prefix == "port"
 			t.scope = rest[:min(3, len(rest))]
 			if n, _ := fmt.Sscanf(rest[len(t.scope):], "-%d", &t.n); n == 0 {
 				return t, false
@@ -335,27 +359,26 @@ func (t target) rules() (out []nftable.Rule) {
 	chain := t.chain()
 	add := func(parts ...match) { out = append(out, newRule(chain, parts...)) }
 	if t.remember > 0 {
-		for _, f := range families {
-			endpoint := reg32a + 2*f.words + 2
-			add(f.is(), match{f.load(f.src, reg32a), f.originalAddress(reg32a + f.words)}, originalPort(reg32a+2*f.words), match{
-				f.load(f.dst, endpoint), destinationPort(endpoint + f.words),
-				&expr.Dynset{
-					SrcRegKey: reg32a, SrcRegData: endpoint, SetName: "affinity" + f.suffix,
-					Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(t.remember) * time.Second,
-				},
-			})
-		}
+		f := families[frontFamily(t.sticky)]
+		endpoint := reg32a + 2*f.words + 2
+		add(f.is(), match{f.load(f.src, reg32a), f.originalAddress(reg32a + f.words)}, originalPort(reg32a+2*f.words), match{
+			f.load(f.dst, endpoint), destinationPort(endpoint + f.words),
+			&expr.Dynset{
+				SrcRegKey: reg32a, SrcRegData: endpoint, SetName: affinitySet(t.sticky).Name,
+				Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(t.remember) * time.Second,
+			},
+		})
 		return out
 	}
 	f := families[t.family]
 	to := func(set string) match {
-		return match{&expr.Lookup{SourceRegister: reg32a, DestRegister: reg32a, IsDestRegSet: true, SetName: set + f.suffix}, f.dnat(reg32a)}
+		return match{&expr.Lookup{SourceRegister: reg32a, DestRegister: reg32a, IsDestRegSet: true, SetName: set}, f.dnat(reg32a)}
 	}
-	if t.sticky {
-		add(f.is(), match{f.load(f.src, reg32a)}, f.at(reg32a+f.words, false), to("affinity"))
+	if t.sticky != "" {
+		add(f.is(), match{f.load(f.src, reg32a)}, f.at(reg32a+f.words, false), to(affinitySet(t.sticky).Name))
 	}
 	for _, n := range []int{t.n, 1} {
-		add(f.is(), match{&expr.Numgen{Register: reg32a, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}}, f.at(reg32a+1, t.port), to(t.scope))
+		add(f.is(), match{&expr.Numgen{Register: reg32a, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}}, f.at(reg32a+1, t.port), to(t.scope+f.suffix))
 	}
 	return out
 }

@@ -26,7 +26,7 @@ func othersChanges() [][]string {
 		{"flush", "map", "inet", name, "all4"},
 		{"add", "element", "inet", name, "clusterips4", "{ 192.0.2.99 }"},
 		{"flush", "chain", "inet", name, "postrouting"},
-		{"flush", "chain", "inet", name, "addr4-all-2-sticky"},
+		{"flush", "chain", "inet", name, "addr4-all-2-sticky-0a600001-6-80"},
 		{"add", "rule", "inet", name, "inside", "drop"},
 		{"add", "table", "inet", name, "{ flags dormant; }"},
 	}

@@ -25,9 +25,6 @@ func (k *kernelTable) read() (*found, error) {
 		return nil, err
 	}
 	for _, s := range sets() {
-		if s.Timeout > 0 {
-			continue
-		}
 		all, err := nftable.Elements(&k.Table, s.Name, parseElement)
 		if isMissing(err) {
 			continue

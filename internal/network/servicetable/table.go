@@ -43,8 +43,9 @@ type Table struct {
 	kernel kernelTable
 	wanted wanted
 	loaded bool
-	// chains are those that the kernel has for endpoints.
-	chains map[string]bool
+	// chains are those that the kernel has for endpoints, and sticky are the fronts for whose
+	// affinity it has a map.
+	chains, sticky map[string]bool
 	// unsure is whether the kernel may have something else than what is wanted.
 	unsure bool
 	// unchecked is whether connections may be open that lead to endpoints that were gone before
@@ -199,16 +200,48 @@ type change struct {
 	remove, add map[string][]element
 	chains      map[target]bool // needed; true also masqueraded
 	deleted     []string
+	forgotten   []string // fronts whose affinity is deleted
 }
 
 func (c *change) need(t target, masquerade bool) { c.chains[t] = c.chains[t] || masquerade }
 
+// drop deletes what the kernel has and nothing leads to any more: chains, and the maps of fronts
+// without one. Chains come in the order in which they refer to each other.
+func (c *change) drop(chains []string) {
+	fronts := map[string]bool{} // whether they are still needed
+	for t := range c.chains {
+		fronts[t.sticky] = true
+	}
+	var plain []string
+	for _, chain := range chains {
+		t, _ := targetOf(chain)
+		switch masquerade, needed := c.chains[t]; {
+		case chain != t.chain() && !masquerade:
+			c.deleted = append(c.deleted, chain)
+		case chain == t.chain() && !needed:
+			plain = append(plain, chain)
+		}
+		if _, known := fronts[t.sticky]; !known && t.sticky != "" {
+			fronts[t.sticky] = false
+			c.forgotten = append(c.forgotten, t.sticky)
+		}
+	}
+	c.deleted = append(c.deleted, plain...)
+}
+
 // changeOf returns what an update changes.
 func (t *Table) changeOf(u *compile.Update) *change {
 	c, is := &change{chains: map[target]bool{}}, contents{}
+	var own []string // chains that only these fronts have
 	for k := range u.Fronts {
 		if old := t.wanted.fronts[k]; old != nil {
-			frontElements(k, old, is.add, func(target, bool) {})
+			frontElements(k, old, is.add, func(of target, _ bool) {
+				for _, chain := range []string{of.chain(), masqueraded(of.chain())} {
+					if of.sticky != "" && t.chains[chain] && !slices.Contains(own, chain) {
+						own = append(own, chain)
+					}
+				}
+			})
 		}
 	}
 	for a := range u.ClusterIPs {
@@ -238,6 +271,7 @@ func (t *Table) changeOf(u *compile.Update) *change {
 			}
 		}
 	})
+	c.drop(own)
 	return c
 }
 
@@ -263,10 +297,14 @@ func (c *change) compare(is contents, w *wanted) {
 // commit makes a change in one transaction.
 func (t *Table) commit(c *change) error {
 	all := c.begin
-	made := map[string]bool{}
+	made, sticky := map[string]bool{}, map[string]bool{}
 	var rules []nftable.Rule
 	for target, masquerade := range c.chains {
 		chain := target.chain()
+		if front := target.sticky; front != "" && !t.sticky[front] && !sticky[front] {
+			sticky[front] = true
+			all = append(all, t.kernel.NewSet(affinitySet(front)))
+		}
 		if !t.chains[chain] {
 			made[chain] = true
 			rules = append(rules, target.rules()...)
@@ -287,6 +325,9 @@ func (t *Table) commit(c *change) error {
 	for _, chain := range c.deleted {
 		all = append(all, t.kernel.DeleteChain(chain)...)
 	}
+	for _, front := range c.forgotten {
+		all = append(all, t.kernel.DeleteSet(affinitySet(front).Name))
+	}
 	if len(all) == 0 {
 		return nil
 	}
@@ -296,6 +337,10 @@ func (t *Table) commit(c *change) error {
 	maps.Copy(t.chains, made)
 	for _, chain := range c.deleted {
 		delete(t.chains, chain)
+	}
+	maps.Copy(t.sticky, sticky)
+	for _, front := range c.forgotten {
+		delete(t.sticky, front)
 	}
 	return nil
 }
@@ -350,7 +395,7 @@ func (t *Table) replace(f *found) error {
 	for _, r := range t.kernel.fixedRules(t.wanted.nodePorts) {
 		c.begin = append(c.begin, t.kernel.AppendRule(r))
 	}
-	t.chains = map[string]bool{}
+	t.chains, t.sticky = map[string]bool{}, map[string]bool{}
 	c.compare(nil, &t.wanted)
 	return t.commit(c)
 }
@@ -358,24 +403,17 @@ func (t *Table) replace(f *found) error {
 // amend changes what differs in the kernel. Chains that nothing leads to any more are deleted.
 func (t *Table) amend(f *found) error {
 	c := &change{begin: t.kernel.Adopt(f.State)}
-	t.chains = map[string]bool{}
+	t.chains, t.sticky = map[string]bool{}, map[string]bool{}
 	c.compare(f.contents, &t.wanted)
-	var masks, plain []string
 	for chain := range f.chains {
-		target, ok := targetOf(chain)
-		if !ok {
-			continue
-		}
-		t.chains[chain] = true
-		masquerade, needed := c.chains[target]
-		switch masked := chain != target.chain(); {
-		case masked && !masquerade:
-			masks = append(masks, chain)
-		case !masked && !needed:
-			plain = append(plain, chain)
+		if target, ok := targetOf(chain); ok {
+			t.chains[chain] = true
+			if target.sticky != "" { // its rules have the map
+				t.sticky[target.sticky] = true
+			}
 		}
 	}
-	c.deleted = append(masks, plain...) // in the order in which they refer to each other
+	c.drop(slices.Collect(maps.Keys(t.chains)))
 	return t.commit(c)
 }
 
@@ -385,7 +423,7 @@ func (f *found) broken(k *kernelTable, nodePorts []netip.Prefix) string {
 		return why
 	}
 	for _, s := range sets() {
-		if !f.sets[s.Name] && s.Timeout == 0 {
+		if !f.sets[s.Name] {
 			return "set " + s.Name + " is missing"
 		}
 	}

@@ -425,9 +425,9 @@ func TestNftListsTheTable(t *testing.T) {
 	out := netnstest.Run(t, l.node, "nft", "list", "ruleset")
 	for _, want := range []string{
 		"10.96.0.1 . tcp . 80 : goto addr4-all-2", "tcp . 30080 : goto m-port4-all-2",
-		"10.96.0.2 . tcp . 80 : goto addr4-all-2-sticky", "tcp . 30081 : goto remember-3600",
-		"dnat ip to ip saddr . ip daddr . meta l4proto . th dport map @affinity4",
-		"update @affinity4 { ip saddr . ct original ip daddr . meta l4proto . ct original proto-dst timeout 1h : ip daddr . th dport }",
+		"10.96.0.2 . tcp . 80 : goto addr4-all-2-sticky-0a600002-6-80", "tcp . 30081 : goto remember-3600-00000000-6-30081",
+		"dnat ip to ip saddr . ip daddr . meta l4proto . th dport map @affinity-0a600002-6-80",
+		"update @affinity-0a600002-6-80 { ip saddr . ct original ip daddr . meta l4proto . ct original proto-dst timeout 1h : ip daddr . th dport }",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%s is missing in\n%s", want, out)
