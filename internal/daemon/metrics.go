@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/dns/nameserver"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/metrics"
 	"github.com/huskd/husk/internal/network"
@@ -42,6 +43,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 		Tracked:    func() (network.Connections, error) { return d.network.Connections() },
 		Nodes:      d.nodesStatus,
 		Policy:     d.policyReport,
+		Names:      func() nameserver.Usage { return d.names.usage() },
 	})
 }
 

@@ -2,15 +2,18 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/config"
@@ -31,8 +34,9 @@ type names struct {
 	forward *forward.Forwarder
 	server  *nameserver.Server
 	changed chan struct{} // has an item after a change of pods or services
-	// others are the addresses of pods outside of the pod subnets, which CNI plugins gave them.
-	others atomic.Pointer[map[netip.Addr]bool]
+	// named are the names of pods by their addresses, also those that CNI plugins gave them, outside
+	// of the pod subnets.
+	named atomic.Pointer[map[netip.Addr]string]
 
 	// Invariant: mu guards the two maps below.
 	mu       sync.Mutex
@@ -55,12 +59,12 @@ func openNames(d *daemon, subnets []netip.Prefix) *names {
 		forward: forward.New(d.log), changed: make(chan struct{}, 1),
 		services: map[string]*service.Service{}, slices: map[string]*service.Slice{},
 	}
-	n.others.Store(&map[netip.Addr]bool{})
+	n.named.Store(&map[netip.Addr]string{})
 	if services, err := d.cfg.ServicePrefixes(); err == nil && d.cfg.Proxy != config.ProxyOff {
 		n.zone.Reverse = slices.Concat(subnets, services)
 	}
 	n.server = nameserver.New(nameserver.Config{
-		Address: netip.AddrPortFrom(address, nameserver.Port), Zone: zone.New(n.zone, nil, nil), Forward: n.forward, Serves: n.serves, Log: d.log,
+		Address: netip.AddrPortFrom(address, nameserver.Port), Zone: zone.New(n.zone, nil, nil), Forward: n.forward, Client: n.client, Limited: n.limited, Log: d.log,
 	})
 	return n
 }
@@ -90,9 +94,45 @@ func (n *names) err() error {
 	return n.server.Err()
 }
 
-// serves reports whether an address is a pod's.
-func (n *names) serves(a netip.Addr) bool {
-	return slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Contains(a) }) || (*n.others.Load())[a]
+// client returns the name of the pod that has an address, or the address if that of a CRI client's
+// pod; nothing if it is no pod's.
+func (n *names) client(a netip.Addr) string {
+	if name := (*n.named.Load())[a]; name != "" {
+		return name
+	}
+	for _, p := range n.pods {
+		if p.Contains(a) {
+			return a.String()
+		}
+	}
+	return ""
+}
+
+// limited says that a client asks too much.
+func (n *names) limited(client string) {
+	n.d.agent.Events.Add(event.Event{Pod: client, Warning: true, Reason: "NamesLimited", Message: fmt.Sprintf("it asks for more than %d names a second; what is more gets no answer", nameserver.Rate)})
+}
+
+// usage returns what was asked.
+func (n *names) usage() nameserver.Usage {
+	if n == nil {
+		return nameserver.Usage{}
+	}
+	return n.server.Usage()
+}
+
+// problems says which pods ask too much, and which resolvers answer nothing.
+func (n *names) problems() (out []string) {
+	if n == nil {
+		return nil
+	}
+	for _, e := range n.server.Usage().Excesses {
+		out = append(out, fmt.Sprintf("%s asks for more than %d names a second since %s: %d questions got no answer; see what it runs", e.Client, nameserver.Rate, e.Since.Format(time.TimeOnly), e.Dropped))
+	}
+	for _, r := range n.forward.Silent() {
+		out = append(out, fmt.Sprintf("the node's resolver %v answers nothing, so that pods get what the others know: see whether it runs, or change /etc/resolv.conf", r.Addr()))
+	}
+	return out
 }
 
 // podChanged says that pods may have changed. It doesn't block.
@@ -153,7 +193,7 @@ func (n *names) run(ctx context.Context, running *errgroup.Group) {
 // update makes the zone of the present pods.
 func (n *names) update() {
 	var pods []zone.Pod
-	others := map[netip.Addr]bool{}
+	named := map[netip.Addr]string{}
 	for _, p := range n.d.agent.List() {
 		pod, ok := namedPod(p)
 		if !ok {
@@ -161,10 +201,10 @@ func (n *names) update() {
 		}
 		pods = append(pods, pod)
 		for _, a := range pod.Addresses {
-			others[a] = true
+			named[a] = p.Name()
 		}
 	}
-	n.others.Store(&others)
+	n.named.Store(&named)
 	n.mu.Lock()
 	services := zone.Services(n.services, n.slices)
 	n.mu.Unlock()

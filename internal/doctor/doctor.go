@@ -38,8 +38,9 @@ type Host struct {
 	// Policy says why network policies are not in force, or not as they were written, and Services
 	// why the connections of Services are not led to their endpoints.
 	Policy, Services []string
-	// DNS says why pods get no answers from huskd's DNS server.
+	// DNS says why pods get no answers from huskd's DNS server, and Names why some get none.
 	DNS   error
+	Names []string
 	Tasks Tasks
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
@@ -84,7 +85,7 @@ func Examine(h Host) []*huskv1.Check {
 	for _, problem := range h.Services {
 		d.add("services", warn, problem, "")
 	}
-	d.names(h.DNS)
+	d.names(h.DNS, h.Names)
 	if h.Nodes != nil {
 		st := h.Nodes.Status()
 		d.nodes(st, time.Now())
@@ -162,7 +163,10 @@ func (d *diagnosis) runtime(h monitor.Handlers, named []oci.Handler) {
 }
 
 // names checks the DNS server of pods.
-func (d *diagnosis) names(err error) {
+func (d *diagnosis) names(err error, problems []string) {
+	for _, problem := range problems {
+		d.add("DNS", warn, problem, "")
+	}
 	if err != nil {
 		d.add("DNS", fail, "pods don't find each other by name: "+err.Error(), "see which program has the port: ss -lnptu sport = 53; let it listen on fewer addresses, or set dns = \"off\"")
 	}

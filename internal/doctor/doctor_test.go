@@ -66,7 +66,7 @@ func TestFindings(t *testing.T) {
 			"fail overlayfs: the kernel has no overlayfs, so no image can be mounted -> load the module overlay"}},
 		"no names": {func(d *diagnosis) {
 			facts(func(*host.Facts) {})(d)
-			d.names(errors.New("listen udp 169.254.64.1:53: bind: address already in use"))
+			d.names(errors.New("listen udp 169.254.64.1:53: bind: address already in use"), nil)
 		}, []string{
 			`fail DNS: pods don't find each other by name: listen udp 169.254.64.1:53: bind: address already in use -> see which program has the port: ss -lnptu sport = 53; let it listen on fewer addresses, or set dns = "off"`}},
 		"no seccomp": {facts(func(f *host.Facts) { f.Seccomp = false }), []string{

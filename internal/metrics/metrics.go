@@ -22,6 +22,7 @@ import (
 
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/dns/nameserver"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/firewall"
@@ -48,6 +49,8 @@ type Sources struct {
 	Policy func() firewall.Report
 	// Tracked returns how full the node's connection tracking table is.
 	Tracked func() (network.Connections, error)
+	// Names returns what huskd's DNS server was asked. It is nil if there is none.
+	Names func() nameserver.Usage
 }
 
 // Metrics are the metrics of huskd.
@@ -191,12 +194,14 @@ var (
 	trackable  = prometheus.NewDesc("husk_conntrack_entries_limit", "How many entries the connection tracking table may have.", nil, nil)
 	greedy     = prometheus.NewDesc("husk_conntrack_refused_pods", "Pods that begin no further connections, as they hold too much of the connection tracking table.", nil, nil)
 	greedDrops = prometheus.NewDesc("husk_conntrack_refused_packets_total", "Packets of pods that begin no further connections, which were dropped.", nil, nil)
+	questions  = prometheus.NewDesc("husk_dns_questions_total", "Questions of pods that huskd's DNS server has taken, and connections to it.", nil, nil)
+	limited    = prometheus.NewDesc("husk_dns_limited_total", "Questions and connections that got no answer, because a pod asks for more than 1000 names a second. The kernel drops what exceeds twice that, uncounted.", nil, nil)
 	peerLoss   = prometheus.NewDesc("husk_network_node_loss_ratio", "Share of the last probes of a node that got no answer.", []string{"node"}, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, dropped, denied, tracked, trackable, greedy, greedDrops} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, refused, debts, peers, peerRTT, peerLoss, unsummed, dropped, denied, tracked, trackable, greedy, greedDrops, questions, limited} {
 		to <- d
 	}
 }
@@ -240,6 +245,11 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 		gauge(trackable, float64(c.Max))
 		gauge(greedy, float64(len(c.Refused)))
 		to <- prometheus.MustNewConstMetric(greedDrops, prometheus.CounterValue, float64(c.Dropped))
+	}
+	if v.Names != nil {
+		asked := v.Names()
+		to <- prometheus.MustNewConstMetric(questions, prometheus.CounterValue, float64(asked.Answers))
+		to <- prometheus.MustNewConstMetric(limited, prometheus.CounterValue, float64(asked.Dropped))
 	}
 	clear(inState)
 	others := v.Nodes()

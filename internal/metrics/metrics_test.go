@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/container/containerstate"
+	"github.com/huskd/husk/internal/dns/nameserver"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
@@ -57,6 +58,7 @@ func TestMetrics(t *testing.T) {
 		Tracked: func() (network.Connections, error) {
 			return network.Connections{Size: conntrack.Size{Entries: 900, Max: 1000}, Refused: make([]connlimit.Refusal, 2), Dropped: 70}, nil
 		},
+		Names: func() nameserver.Usage { return nameserver.Usage{Answers: 11, Dropped: 13} },
 		Policy: func() (r firewall.Report) {
 			for i := range maxCombinations {
 				end := firewall.End{Policies: []string{fmt.Sprintf("policy %03d", i)}, Restricted: true, Denied: 5}
@@ -86,6 +88,7 @@ func TestMetrics(t *testing.T) {
 	for _, line := range []string{
 		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_manifest_problems 3", "husk_network_debts 7", `husk_network_dropped_packets_total{reason="spoofed"} 9`,
 		"husk_conntrack_entries 900", "husk_conntrack_entries_limit 1000", "husk_conntrack_refused_pods 2", "husk_conntrack_refused_packets_total 70",
+		"husk_dns_questions_total 11", "husk_dns_limited_total 13",
 		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`, `husk_network_checksum_offload_disabled{link="hn0b5evx"} 1`,
 		`husk_network_policy_denied_packets_total{direction="ingress",policies="policy 000"} 5`, `husk_network_policy_denied_packets_total{direction="egress",policies="other"} 250`,
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,

@@ -213,3 +213,94 @@ func TestNamesOfIPv6(t *testing.T) {
 	n.MustHusk("rm", "-f", "web", "client")
 	d.Stop()
 }
+
+// TestNamesFlood checks that a pod that asks for tens of thousands of names doesn't keep another
+// from its answers, nor makes huskd handle more than the rate. An event, the metrics and husk
+// doctor name it.
+func TestNamesFlood(t *testing.T) {
+	t.Parallel()
+	for _, family := range []string{"10.77.0.0/24", "fd00:78::/64"} {
+		t.Run(family, func(t *testing.T) {
+			t.Parallel()
+			n := node.New(t)
+			d := startHuskd(t, n, node.Flags("--pod-subnets", family, "--metrics-listen", "127.0.0.1:9153"))
+			at := map[string]string{}
+			for _, name := range []string{"web", "attacker"} {
+				n.MustHusk("run", "--wait", write(t, n, name+".yaml", fmt.Sprintf(namedPod, name, "default", "")))
+				at[name] = n.Path(inspect(t, n, name).NetworkSettings.SandboxKey)
+			}
+			own := plan.Resolvers(n.Instance())[0]
+			kind := dns.TypeA
+			if strings.Contains(family, ":") {
+				own, kind = plan.Resolvers(n.Instance())[1], dns.TypeAAAA
+			}
+			dial := func(pod string) *dns.Conn {
+				t.Helper()
+				var conn net.Conn
+				if err := netns.Do(at[pod], func() (err error) {
+					conn, err = net.Dial("udp", net.JoinHostPort(own.String(), "53"))
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				return &dns.Conn{Conn: conn}
+			}
+			const asked = 40_000
+			raw, err := new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", kind).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			began, flooded, flood := time.Now(), make(chan struct{}), dial("attacker")
+			go func() {
+				defer close(flooded)
+				for range asked {
+					_, _ = flood.Conn.Write(raw)
+				}
+			}()
+			other := dial("web")
+			pace := time.NewTicker(5 * time.Millisecond)
+			defer pace.Stop()
+			answers := 0
+			for after := 0; after < 50; <-pace.C {
+				select {
+				case <-flooded:
+					after++
+				default:
+				}
+				query := new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", kind)
+				_ = other.SetDeadline(time.Now().Add(10 * time.Second))
+				if err := other.WriteMsg(query); err != nil {
+					t.Fatal(err)
+				}
+				if reply, err := other.ReadMsg(); err != nil || reply.Id != query.Id || len(reply.Answer) != 1 {
+					t.Fatalf("after %d answers: %v, %v", answers, reply, err)
+				}
+				answers++
+			}
+			taken := func(name string) (value float64) {
+				page := n.Must("curl", "-sS", "http://127.0.0.1:9153/metrics")
+				if _, line, ok := strings.Cut(page, "\n"+name+" "); ok {
+					_, _ = fmt.Sscan(line, &value)
+				}
+				return value
+			}
+			// What the pods asked when they started counts as well.
+			if got, most := taken("husk_dns_questions_total"), 1000*(time.Since(began).Seconds()+2)+float64(answers); got < 1000 || got > most {
+				t.Errorf("huskd has taken %v questions of %d, want at most %v", got, asked, most)
+			}
+			if got, most := taken("husk_dns_limited_total"), 2000*(time.Since(began).Seconds()+2); got == 0 || got > most {
+				t.Errorf("huskd has dropped %v questions, want at most %v: the kernel drops the others", got, most)
+			}
+			if out := n.Husk("doctor").Stdout; !strings.Contains(out, "default/attacker asks for more than 1000 names a second since ") {
+				t.Errorf("husk doctor says\n%s", out)
+			}
+			if out := n.MustHusk("events"); strings.Count(out, "it asks for more than 1000 names a second; what is more gets no answer") != 1 {
+				t.Errorf("the events are\n%s", out)
+			}
+			n.MustHusk("rm", "-f", "web", "attacker")
+			d.Stop()
+			n.NothingLeft()
+		})
+	}
+}

@@ -67,6 +67,16 @@ func (f *Forwarder) Resolvers() (out []netip.AddrPort) {
 	return out
 }
 
+// Silent returns the resolvers that answer nothing.
+func (f *Forwarder) Silent() (out []netip.AddrPort) {
+	for _, r := range f.using.Load().list {
+		if r.silent(time.Now()) {
+			out = append(out, r.address)
+		}
+	}
+	return out
+}
+
 // Question is what is asked. The flags are those of DNSSEC: whether signatures are wanted, and
 // whether they shall not be checked.
 type Question struct {

@@ -114,6 +114,9 @@ func TestSilentResolver(t *testing.T) {
 			t.Errorf("while the first resolver is silent, %s answers", at)
 		}
 	}
+	if got := f.Silent(); len(got) != 1 || got[0] != first.address {
+		t.Errorf("silent are %v", got)
+	}
 	answers.Store(true)
 	until("the first resolver is not asked first again", func() bool { return ask() == "192.0.2.1" })
 	if r.lost = probesLost; r.silent(time.Now().Add(silentTime)) {

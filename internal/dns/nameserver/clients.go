@@ -1,12 +1,18 @@
 package nameserver
 
 import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
 	"net"
-	"net/netip"
 	"sync"
+	"time"
+
+	"github.com/miekg/dns"
 )
 
-// What the clients of an address, and all clients, may have in progress: questions that are
+// What a client, and all clients, may have in progress: questions that are
 // forwarded, and connections. No pod can take all of it.
 const (
 	maxOfClient = 100
@@ -17,31 +23,31 @@ const (
 type clients struct {
 	mu    sync.Mutex
 	total int
-	of    map[netip.Addr]int
+	of    map[string]int
 }
 
 // begin counts one more, or returns false if that is too many.
-func (c *clients) begin(a netip.Addr) bool {
+func (c *clients) begin(client string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.total >= maxOfAll || c.of[a] >= maxOfClient {
+	if c.total >= maxOfAll || c.of[client] >= maxOfClient {
 		return false
 	}
 	if c.of == nil {
-		c.of = map[netip.Addr]int{}
+		c.of = map[string]int{}
 	}
 	c.total++
-	c.of[a]++
+	c.of[client]++
 	return true
 }
 
 // end counts one less.
-func (c *clients) end(a netip.Addr) {
+func (c *clients) end(client string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.total--
-	if c.of[a]--; c.of[a] == 0 {
-		delete(c.of, a)
+	if c.of[client]--; c.of[client] == 0 {
+		delete(c.of, client)
 	}
 }
 
@@ -58,8 +64,8 @@ func (l limited) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		client := addressOf(conn.RemoteAddr())
-		if l.server.serves(client) && l.server.connections.begin(client) {
+		client := l.server.client(conn.RemoteAddr())
+		if client != "" && l.server.limiter.admits(client, time.Now()) && l.server.connections.begin(client) {
 			return &counted{Conn: conn, end: sync.OnceFunc(func() { l.server.connections.end(client) })}, nil
 		}
 		_ = conn.Close()
@@ -76,4 +82,47 @@ type counted struct {
 func (c *counted) Close() error {
 	c.end()
 	return c.Conn.Close()
+}
+
+// reader reads the questions that are answered, of those that arrive. The others cost no more than
+// that.
+type reader struct {
+	dns.Reader
+	server *Server
+}
+
+// ReadUDP returns the next question that is answered.
+func (r *reader) ReadUDP(conn *net.UDPConn, timeout time.Duration) ([]byte, *dns.SessionUDP, error) {
+	for {
+		m, session, err := r.Reader.ReadUDP(conn, timeout)
+		if err != nil {
+			return m, session, err
+		}
+		if client := r.server.client(session.RemoteAddr()); client != "" && r.server.limiter.admits(client, time.Now()) {
+			return m, session, nil
+		}
+	}
+}
+
+// ReadTCP returns the next question of a connection. An error closes it: so ends one with a
+// question too many, or too long, or that doesn't arrive in time.
+func (r *reader) ReadTCP(conn net.Conn, timeout time.Duration) ([]byte, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
+	}
+	var size uint16
+	if err := binary.Read(conn, binary.BigEndian, &size); err != nil {
+		return nil, err
+	}
+	if size > querySize {
+		return nil, fmt.Errorf("a query of %d bytes", size)
+	}
+	m := make([]byte, size)
+	if _, err := io.ReadFull(conn, m); err != nil {
+		return nil, err
+	}
+	if client := r.server.client(conn.RemoteAddr()); client == "" || !r.server.limiter.admits(client, time.Now()) {
+		return nil, errors.New("a query too many")
+	}
+	return m, nil
 }

@@ -33,9 +33,12 @@ type Config struct {
 	Zone *zone.Zone
 	// Forward answers everything else.
 	Forward *forward.Forwarder
-	// Serves reports whether the server answers a client with that address. It must not block.
-	Serves func(netip.Addr) bool
-	Log    *slog.Logger
+	// Client returns who asks from an address: the name of a pod, which is the same for all of its
+	// addresses, or another word; nothing if the server doesn't answer. It must not block.
+	Client func(netip.Addr) string
+	// Limited, unless nil, is called when a client begins to ask too much. It must not block.
+	Limited func(client string)
+	Log     *slog.Logger
 }
 
 // Server is a DNS server.
@@ -47,6 +50,7 @@ type Server struct {
 	sockets sockets
 	// clients counts the questions that are forwarded, connections the connections.
 	clients, connections clients
+	limiter              limiter
 }
 
 // sockets are where queries arrive.
@@ -60,7 +64,7 @@ func (s sockets) close() { _, _ = s.packets.Close(), s.connections.Close() }
 // New returns a server that listens, if it can. Run answers what has arrived. A server that is not
 // run must be closed.
 func New(cfg Config) *Server {
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, limiter: limiter{of: map[string]*asking{}, log: cfg.Log, began: cfg.Limited}}
 	s.zone.Store(cfg.Zone)
 	var err error
 	if s.sockets, err = s.listen(context.Background()); err != nil {
@@ -116,8 +120,11 @@ func (s *Server) Run(ctx context.Context) {
 const (
 	idleTime  = 10 * time.Second
 	writeTime = 5 * time.Second
-	// udpSize is the largest query that is read.
-	udpSize = 4096
+	// querySize is the largest query that is read.
+	querySize = 4096
+	// bufferSize is that of what arrives, in bytes of the kernel's memory. It has room for what the
+	// kernel lets several pods send at once, so that others' questions have it, too.
+	bufferSize = 4 << 20
 	// tcpQueries is how many queries a connection may bring.
 	tcpQueries = 1000
 )
@@ -135,13 +142,14 @@ func (s *Server) serve(ctx context.Context) error {
 	s.failure.Store(nil)
 	idle := func() time.Duration { return idleTime }
 	servers := []*dns.Server{
-		{PacketConn: open.packets, UDPSize: udpSize},
+		{PacketConn: open.packets, UDPSize: querySize},
 		{Listener: limited{open.connections, s}, IdleTimeout: idle, ReadTimeout: idleTime, MaxTCPQueries: tcpQueries},
 	}
 	serving, ctx := errgroup.WithContext(ctx)
 	answer := dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) { s.respond(ctx, w, query) })
 	for _, server := range servers {
 		server.Handler, server.WriteTimeout = answer, writeTime
+		server.DecorateReader = func(by dns.Reader) dns.Reader { return &reader{by, s} }
 		started := make(chan struct{})
 		server.NotifyStartedFunc = func() { close(started) }
 		serving.Go(server.ActivateAndServe)
@@ -150,6 +158,10 @@ func (s *Server) serve(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
+	serving.Go(func() error {
+		s.limiter.run(ctx)
+		return nil
+	})
 	serving.Go(func() error {
 		<-ctx.Done()
 		ended, cancel := context.WithTimeout(context.Background(), 0)
@@ -169,6 +181,9 @@ func (s *Server) listen(ctx context.Context) (sockets, error) {
 		var err error
 		control := c.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) // also of IPv6 sockets
+			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bufferSize) != nil {
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, bufferSize)
+			}
 		})
 		return errors.Join(control, err)
 	}}
@@ -187,10 +202,7 @@ func (s *Server) listen(ctx context.Context) (sockets, error) {
 // respond answers a query.
 func (s *Server) respond(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) {
 	_, udp := w.RemoteAddr().(*net.UDPAddr)
-	client := addressOf(w.RemoteAddr())
-	if !s.serves(client) {
-		return
-	}
+	client := s.client(w.RemoteAddr()) // the reader has admitted it
 	reply := s.answer(ctx, client, query)
 	if reply == nil {
 		return
@@ -211,11 +223,18 @@ func (s *Server) respond(ctx context.Context, w dns.ResponseWriter, query *dns.M
 // maxUDP is the longest answer by UDP, in bytes. The link of a pod has no smaller MTU.
 const maxUDP = 1232
 
-// serves reports whether the server answers the client: a pod, or a program of the node's own
-// network, which sends to a local address from the same one.
-func (s *Server) serves(client netip.Addr) bool {
-	return client == s.cfg.Address.Addr() || s.cfg.Serves(client)
+// client returns who asks, or nothing if the server doesn't answer: a pod, or a program of the
+// node's own network, which sends to a local address from the same one.
+func (s *Server) client(at net.Addr) string {
+	a := addressOf(at)
+	if a == s.cfg.Address.Addr() {
+		return nodeItself
+	}
+	return s.cfg.Client(a)
 }
+
+// nodeItself is the client of the programs of the node's own network.
+const nodeItself = "the node"
 
 func addressOf(a net.Addr) netip.Addr {
 	switch a := a.(type) {
@@ -228,7 +247,7 @@ func addressOf(a net.Addr) netip.Addr {
 }
 
 // answer returns the reply to a query, or nil if it gets none.
-func (s *Server) answer(ctx context.Context, client netip.Addr, query *dns.Msg) *dns.Msg {
+func (s *Server) answer(ctx context.Context, client string, query *dns.Msg) *dns.Msg {
 	if query.Response {
 		return nil
 	}
@@ -257,7 +276,7 @@ func (s *Server) answer(ctx context.Context, client netip.Addr, query *dns.Msg) 
 func transfers(kind uint16) bool { return kind == dns.TypeAXFR || kind == dns.TypeIXFR }
 
 // resolve answers a question from the zone or by others.
-func (s *Server) resolve(ctx context.Context, client netip.Addr, query, reply *dns.Msg) {
+func (s *Server) resolve(ctx context.Context, client string, query, reply *dns.Msg) {
 	question := forward.Question{Question: query.Question[0], Unchecked: query.CheckingDisabled}
 	if opt := query.IsEdns0(); opt != nil {
 		question.WantSignatures = opt.Do()

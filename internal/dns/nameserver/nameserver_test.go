@@ -58,7 +58,7 @@ func serve(t testing.TB, change func(*Config)) (*Server, string) {
 			{Namespace: "default", Name: "out", ExternalName: "example.com"},
 		}, []zone.Pod{{Namespace: "default", Name: "web", Addresses: []netip.Addr{netip.MustParseAddr("10.201.0.5")}}}),
 		Forward: forward.New(log),
-		Serves:  func(netip.Addr) bool { return false },
+		Client:  func(netip.Addr) string { return "" },
 		Log:     log,
 	}
 	if change != nil {
@@ -108,6 +108,16 @@ func serveUpstream(t testing.TB, wait <-chan struct{}) *forward.Forwarder {
 	f := forward.New(slog.New(slog.DiscardHandler))
 	f.SetResolvers([]netip.AddrPort{netip.MustParseAddrPort(packets.LocalAddr().String())})
 	return f
+}
+
+// named makes clients of the addresses that it serves.
+func named(serves func(netip.Addr) bool) func(netip.Addr) string {
+	return func(a netip.Addr) string {
+		if !serves(a) {
+			return ""
+		}
+		return a.String()
+	}
 }
 
 func exchange(t testing.TB, network, address string, m *dns.Msg) *dns.Msg {
@@ -209,7 +219,7 @@ func TestRefusals(t *testing.T) {
 // TestStrangers checks that only pods, and the node itself, get answers.
 func TestStrangers(t *testing.T) {
 	pods := netip.MustParsePrefix("127.0.0.2/32")
-	_, address := serve(t, func(c *Config) { c.Serves = pods.Contains })
+	_, address := serve(t, func(c *Config) { c.Client = named(pods.Contains) })
 	for source, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": true, "127.0.0.3": false} {
 		for _, network := range []string{"udp", "tcp"} {
 			c := dns.Client{Net: network, Timeout: 10 * time.Second, Dialer: &net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(source)}}}
@@ -232,7 +242,7 @@ func TestBounds(t *testing.T) {
 	forwarder := serveUpstream(t, wait)
 	other := netip.MustParseAddr("127.0.0.2")
 	s, address := serve(t, func(c *Config) {
-		c.Forward, c.Serves = forwarder, func(a netip.Addr) bool { return a == other }
+		c.Forward, c.Client = forwarder, named(func(a netip.Addr) bool { return a == other })
 	})
 	results := make(chan int)
 	const asked = maxOfClient + 20
@@ -254,10 +264,10 @@ func TestBounds(t *testing.T) {
 	if m := exchange(t, "udp", address, query("web.default.svc.cluster.local.", dns.TypeA)); len(m.Answer) != 1 {
 		t.Errorf("a name of the zone meanwhile: %v", m)
 	}
-	if !s.clients.begin(other) {
+	if !s.clients.begin(other.String()) {
 		t.Error("another client can't ask")
 	}
-	s.clients.end(other)
+	s.clients.end(other.String())
 	close(wait)
 	for range maxOfClient {
 		if code := <-results; code != dns.RcodeSuccess {
@@ -366,7 +376,7 @@ func FuzzQuery(f *testing.F) {
 		if m.Unpack(raw) != nil {
 			return
 		}
-		reply := s.answer(t.Context(), loopback, &m)
+		reply := s.answer(t.Context(), "default/web", &m)
 		if (reply == nil) != m.Response {
 			t.Fatalf("the answer to %v is %v", m, reply)
 		}

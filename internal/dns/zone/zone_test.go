@@ -130,6 +130,34 @@ func TestSpecification(t *testing.T) {
 	}
 }
 
+// TestNamespacesKeepApart checks that no name of an object gives it names in another namespace, or
+// outside of those of Services and pods.
+func TestNamespacesKeepApart(t *testing.T) {
+	names := []string{"web.default", "web.default.svc.cluster.local.", "default.svc", "_tcp.web.default", ".", "..", "a..b", "*", "ns.dns", "\\.default", "10-1-2-3"}
+	var services []Service
+	var pods []Pod
+	for _, name := range names {
+		at := addresses("10.9.9.9", "fd09::9")
+		services = append(services, Service{Namespace: "evil", Name: name, Addresses: at}, Service{Namespace: "evil", Name: "h-" + name, Endpoints: []Endpoint{{Hostname: name, Addresses: at}}},
+			Service{Namespace: "evil", Name: "e-" + name, ExternalName: name})
+		pods = append(pods, Pod{Namespace: "evil", Name: name, Hostname: name, Subdomain: name, Addresses: at})
+	}
+	z := New(Config{Domain: "cluster.local"}, services, pods)
+	for name, n := range z.nodes {
+		own := strings.HasSuffix(name, ".evil.svc.cluster.local.") || strings.HasSuffix(name, ".evil.pod.cluster.local.")
+		if !own && (len(n.addresses) > 0 || len(n.services) > 0 || n.alias != "") {
+			t.Errorf("%s is a name of namespace evil: %+v", name, n)
+		}
+	}
+	for address, names := range z.names {
+		for _, name := range names {
+			if !strings.Contains(name, ".evil.") {
+				t.Errorf("%v has the name %s", address, name)
+			}
+		}
+	}
+}
+
 // ask returns the answer to "NAME TYPE" without names and TTLs, which it checks.
 func ask(t *testing.T, z *Zone, question string) string {
 	t.Helper()

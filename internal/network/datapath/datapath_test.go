@@ -317,8 +317,22 @@ func TestRulesAreAsDocumented(t *testing.T) {
 			t.Errorf("no rule %q in\n%s", want, got)
 		}
 	}
-	if strings.Contains(got, `"hnbe0f*"`) || strings.Contains(got, "notrack") {
-		t.Error("a node by itself has rules for packets from others")
+	if strings.Contains(got, `"hnbe0f*"`) || strings.Contains(got, "notrack") || strings.Contains(got, "dport 53") {
+		t.Error("a node by itself, without a DNS server, has rules for packets to these")
+	}
+	names := n.base
+	for _, c := range [][3]string{{"169.254.64.1", "ip", "asking4"}, {"fd68:7573:6b01::1", "ip6", "asking6"}} {
+		names.Table.Resolver = netip.MustParseAddr(c[0])
+		must(t, n.Ensure(names))
+		got = netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
+		for _, start := range []string{"udp dport 53", "tcp dport 53 tcp flags & syn == syn"} {
+			if want := c[1] + " daddr " + c[0] + " " + start + " update @" + c[2] + " { " + c[1] + " saddr limit rate over 2000/second burst 2000 packets } drop"; !strings.Contains(got, want) {
+				t.Errorf("no rule %q in\n%s", want, got)
+			}
+		}
+		if diffs, err := n.table.compare(names.Table); err != nil || len(diffs) > 0 {
+			t.Errorf("differences %v, %v", diffs, err)
+		}
 	}
 	joined := n.base
 	joined.Table.NodeLinks, joined.Table.TunnelPort = "hnbe0f", 8472

@@ -26,6 +26,10 @@ import (
 //	chain untracked { type filter hook output priority raw # with other nodes only
 //		udp dport 8472 notrack                    # connection tracking sees what is inside
 //	}
+//	chain names { type filter hook input priority filter # if the node serves DNS to pods
+//		ip daddr 169.254.64.1 udp dport 53 update @asking4 { ip saddr limit rate over 2000/second burst 2000 packets } drop
+//		# likewise tcp dport 53 tcp flags & syn == syn
+//	}
 //	chain from-pod {
 //		# A pod sends from its own addresses only. route_localnet must not open the node's loopback.
 //		iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 accept
@@ -81,6 +85,7 @@ const (
 	chainUntracked   = "untracked"
 	chainHostPorts   = "hostports"
 	chainPostrouting = "postrouting"
+	chainNames       = "names"
 )
 
 // The old register numbers stand for 16 bytes, the new ones for 4.
@@ -292,6 +297,9 @@ func rules(t plan.Table) map[string][][]expr.Any {
 		}
 	}
 
+	if t.Resolver.IsValid() {
+		out[chainNames] = questionRules(t.Resolver)
+	}
 	for _, f := range families {
 		add(chainHostPorts, f.is(), f.dnat(plan.AddrPort, true))
 		add(chainHostPorts, f.is(), f.dnat(plan.Ports, false))
@@ -336,6 +344,9 @@ func chains(t *nftables.Table, p plan.Table) []*nftables.Chain {
 	}
 	if p.TunnelPort != 0 {
 		mark = append(mark, base(chainUntracked, nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw))
+	}
+	if p.Resolver.IsValid() {
+		mark = append(mark, base(chainNames, nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter))
 	}
 	return append(mark, []*nftables.Chain{
 		{Table: t, Name: chainDiscovery},

@@ -126,6 +126,11 @@ func (t *table) ensure(p plan.Table) error {
 		for _, counter := range counters(t.nft) {
 			c.AddObj(counter)
 		}
+		for _, s := range questionSets(t.nft, uint32(len(t.nfts)+100)) {
+			if err := c.AddSet(s, nil); err != nil {
+				return err
+			}
+		}
 		byChain := rules(p)
 		all := chains(t.nft, p)
 		for _, chain := range all {

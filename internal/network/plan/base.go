@@ -41,6 +41,8 @@ type Table struct {
 	Blocks []netip.Prefix
 	// Direct are the destinations to which pods send from their own addresses.
 	Direct []netip.Prefix
+	// Resolver is where the node serves DNS to pods; invalid if it doesn't.
+	Resolver netip.Addr
 }
 
 // Names of the sysctls that routing for pods needs.
@@ -91,6 +93,7 @@ func ForNode(c BaseConfig) Base {
 		As:         c.as(),
 		Blocks:     disjoint(c.Subnets),
 		Direct:     disjoint(c.Subnets, c.Cluster, c.Leased[PTP], c.Leased[Bridge], c.NonMasquerade),
+		Resolver:   c.Resolver,
 	}}
 	for _, subnet := range slices.Concat(c.Cluster, c.Subnets) {
 		name := Forward4

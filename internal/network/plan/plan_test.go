@@ -133,11 +133,11 @@ func TestBase(t *testing.T) {
 	subnets := []netip.Prefix{four.Masked(), six.Masked()}
 	b := ForNode(BaseConfig{Instance: "1a2b", Tag: 7, Mode: PTP, Owner: "me", Subnets: subnets, Masquerade: true})
 	if fmt.Sprint(b.Host.Routes) != "[route unreachable 10.88.0.0/16 route unreachable fd88::/64]" || b.Link != nil || fmt.Sprint(b.Host.Addresses) != "[address 10.88.0.1/32 dev lo address fd88::1/128 dev lo]" ||
-		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false 0 hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64]}" {
+		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false 0 hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64] invalid IP}" {
 		t.Errorf("ptp: %+v", b)
 	}
 	b = ForNode(BaseConfig{Instance: "1a2b", Mode: Bridge, Subnets: subnets[:1], Resolver: Resolvers("1a2b")[0]})
-	if got := fmt.Sprint(b.Host.Addresses); got != "[address 10.88.0.1/16 dev hkbr1a2b address 169.254.90.44/32 dev lo]" {
+	if got := fmt.Sprint(b.Host.Addresses); got != "[address 10.88.0.1/16 dev hkbr1a2b address 169.254.90.44/32 dev lo]" || b.Table.Resolver != Resolvers("1a2b")[0] {
 		t.Errorf("with a name server: %s", got)
 	}
 	const loAddresses, bridgeAddresses = "address 10.88.0.1/32 dev lo", "address 10.88.0.1/16 dev hkbr1a2b address fd88::1/64 dev hkbr1a2b"
