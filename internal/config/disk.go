@@ -10,7 +10,7 @@ import (
 // Disk configures what keeps the disk from filling up.
 type Disk struct {
 	PodLogs     string   `key:"pod-logs-dir" help:"directory of the logs of pods, except those of a kubelet. The directory containers beside it has links to the logs of containers, for log collectors. If empty: /var/log/pods with a kubeconfig and the default root, logs/pods below root otherwise"`
-	LogMaxSize  int      `key:"log-max-size" help:"size in MiB at which huskd rotates the logs of containers, except those of a kubelet; 0 for no limit"`
+	LogMaxSize  int      `key:"log-max-size" help:"size in MiB at which huskd rotates the logs of containers, except those of a kubelet; 0 for no limit. A container that writes fast exceeds it by what it writes in some hundredths of a second, and while huskd is stopped nothing is rotated"`
 	LogMaxFiles int      `key:"log-max-files" help:"maximum number of files of such a log; all but the newest two are compressed"`
 	ImageHigh   int      `key:"image-gc-high" help:"disk usage in percent at which huskd starts to remove unused images; 100 for never"`
 	ImageLow    int      `key:"image-gc-low" help:"disk usage in percent down to which it removes them"`

@@ -36,6 +36,7 @@ import (
 	"github.com/huskd/husk/internal/deviceplugin"
 	"github.com/huskd/husk/internal/doctor"
 	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/housekeeping"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/image/credentialprovider"
 	"github.com/huskd/husk/internal/journal"
@@ -81,6 +82,7 @@ type daemon struct {
 	metrics    *metrics.Metrics
 	facts      host.Facts
 	resources  nodeResources
+	keeper     *housekeeping.Housekeeper
 	meter      *stats.Meter   // shared by all readers, because it caches what it reads
 	tracer     *export.Tracer // nil if tracing is off
 	membership *membership    // nil outside of a cluster
@@ -356,6 +358,9 @@ func (d *daemon) wire() {
 		Prewarm: prewarm,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
+			if !st.Started.IsZero() && !st.Finished {
+				d.keeper.Started()
+			}
 			d.events.Container(st)
 		},
 		Stepped: d.metrics.ContainerStep,
@@ -391,6 +396,7 @@ func (d *daemon) wire() {
 		config.Devices = d.devices.Configure
 	}
 	d.agent = agent.New(config)
+	d.keeper = d.housekeeper()
 	d.workloads = controller.New(controller.Config{Journal: d.journal, Pods: d.agent, Claims: d.volumes(), Events: d.agent.Events, Log: d.log})
 	d.objects = objects.New(objects.Config{Journal: d.journal, Policies: d.policy.Declares(), Deliver: declare(d)})
 	for _, file := range d.journal.Damaged() {
@@ -466,12 +472,11 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	running.Go(d.streams.Serve)
-	keeper := d.housekeeper()
-	running.Go(func() error { return keeper.Run(ctx) })
+	running.Go(func() error { return d.keeper.Run(ctx) })
 	if err := runSources(ctx, d, &running); err != nil {
 		return err
 	}
-	if err := d.membership.join(ctx, &running, keeper); err != nil {
+	if err := d.membership.join(ctx, &running, d.keeper); err != nil {
 		return err
 	}
 	d.nodes.Run(ctx, &running)

@@ -16,7 +16,7 @@ import (
 )
 
 // interval is the time between two passes over logs and images. A pass takes one system call for
-// each log and one for the disk.
+// the disk.
 const interval = 5 * time.Second
 
 // Config configures a Housekeeper.
@@ -36,44 +36,34 @@ type Config struct {
 type Housekeeper struct {
 	Config
 
+	started chan struct{} // receives when a container was started
+
 	mu         sync.Mutex            // guards the fields below
 	images     map[string]imageTimes // by image ID
 	warnedFull bool                  // a warning was logged that the disk stays full
+	rotated    map[string]bool       // logs that were rotated since the last pass, by path
 }
 
 // New returns a Housekeeper.
-func New(cfg Config) *Housekeeper { return &Housekeeper{Config: cfg, images: map[string]imageTimes{}} }
+func New(cfg Config) *Housekeeper {
+	return &Housekeeper{Config: cfg, images: map[string]imageTimes{}, started: make(chan struct{}, 1), rotated: map[string]bool{}}
+}
 
 // Run does the housekeeping until ctx ends.
 func (h *Housekeeper) Run(ctx context.Context) error {
 	var guard sync.WaitGroup
 	defer guard.Wait()
 	guard.Go(func() { h.guardStorage(ctx) })
+	guard.Go(func() { h.rotateLogs(ctx) })
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		h.collectImages(ctx, time.Now())
-		h.rotateLogs(ctx, time.Now())
+		h.compressLogs()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return nil
-		}
-	}
-}
-
-// rotateLogs rotates the logs of running containers.
-func (h *Housekeeper) rotateLogs(ctx context.Context, now time.Time) {
-	if h.Rotation.MaxSize == 0 {
-		return
-	}
-	for _, st := range h.Containers.List("") {
-		if st.Log == "" || st.Started.IsZero() || st.Finished || !h.Ours(st) {
-			continue
-		}
-		err := h.Rotation.Rotate(st.Log, now, func() error { return h.Containers.ReopenLog(ctx, st.ID) })
-		if ended, gone := h.Containers.Get(st.ID); err != nil && gone == nil && !ended.Finished && ctx.Err() == nil {
-			h.Log.Warn("housekeeping: log not rotated", "container", st.Name(), "id", st.ID, "error", err)
 		}
 	}
 }

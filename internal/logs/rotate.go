@@ -15,8 +15,7 @@ import (
 )
 
 // Rotation bounds the size of a container's log. At MaxSize bytes its file is renamed and a new one
-// begins. There are at most MaxFiles files, including the current one. All rotated files except the
-// newest are compressed.
+// begins. There are at most MaxFiles files, including the current one.
 type Rotation struct {
 	MaxSize  int64
 	MaxFiles int
@@ -78,18 +77,16 @@ func (r Rotation) Rotate(path string, now time.Time, reopen func() error) error 
 	if err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
+	// Compress may have made a file's compressed copy already, and not removed the file yet.
+	old = slices.CompactFunc(old, func(a, b string) bool { return a+compressed == b })
 	for len(old) > 0 && len(old) > r.MaxFiles-2 {
-		if err := os.Remove(old[0]); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("log: %w", err)
-		}
-		old = old[1:]
-	}
-	for _, file := range old {
-		if !strings.HasSuffix(file, compressed) {
-			if err := compress(file); err != nil {
-				return fmt.Errorf("log %s: compress: %w", file, err)
+		file := strings.TrimSuffix(old[0], compressed)
+		for _, name := range []string{file, file + compressed, file + tmpSuffix} {
+			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("log: %w", err)
 			}
 		}
+		old = old[1:]
 	}
 	to := path + "." + nextStamp(path, old, now)
 	if err := os.Rename(path, to); err != nil {
@@ -103,6 +100,24 @@ func (r Rotation) Rotate(path string, now time.Time, reopen func() error) error 
 	}
 	if r.MaxFiles < 2 {
 		return os.Remove(to)
+	}
+	return nil
+}
+
+// Compress compresses the rotated files of the log at path except the newest. It may run while the
+// log is rotated.
+func Compress(path string) error {
+	old, err := rotatedPaths(path)
+	if err != nil {
+		return fmt.Errorf("log: %w", err)
+	}
+	for _, file := range old[:max(0, len(old)-1)] {
+		if strings.HasSuffix(file, compressed) {
+			continue
+		}
+		if err := compress(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // a rotation has removed it
+			return fmt.Errorf("log %s: compress: %w", file, err)
+		}
 	}
 	return nil
 }
@@ -128,7 +143,8 @@ func nextStamp(path string, old []string, now time.Time) string {
 // tmpSuffix ends the names of incomplete files.
 const tmpSuffix = ".tmp"
 
-// compress replaces a file by a compressed one. After a crash at least one of them is complete.
+// compress replaces a file by a compressed one. After a crash at least one of them is complete. It
+// leaves neither if a rotation removes the file meanwhile.
 func compress(path string) (err error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -153,5 +169,9 @@ func compress(path string) (err error) {
 	if err := os.Rename(tmp, path+compressed); err != nil {
 		return err
 	}
-	return os.Remove(path)
+	err = os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		_ = os.Remove(path + compressed)
+	}
+	return err
 }

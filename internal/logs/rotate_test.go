@@ -91,7 +91,7 @@ func TestRotate(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	rotate := func() {
 		t.Helper()
-		if err := r.Rotate(path, now, m.reopen); err != nil {
+		if err := errors.Join(r.Rotate(path, now, m.reopen), Compress(path)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -52,9 +52,12 @@ func TestLogRotation(t *testing.T) {
 			w.d = w.Huskd(flags)
 		}
 	}
-	if names := files(); len(names) != 3 || !strings.HasSuffix(names[1], ".gz") || strings.HasSuffix(names[2], ".gz") {
-		t.Errorf("the log's files are %v", names)
-	}
+	node.Eventually(t, time.Minute, func() string {
+		if names := files(); len(names) != 3 || !strings.HasSuffix(names[1], ".gz") || strings.HasSuffix(names[2], ".gz") {
+			return fmt.Sprintf("compression: the log's files are %v", names)
+		}
+		return ""
+	})
 	lines := strings.Split(strings.TrimSpace(w.MustHusk("logs", "talks")), "\n")
 	for i, line := range lines {
 		if want := fmt.Sprintf("%d %s", 4*burst-len(lines)+i, text); line != want {
