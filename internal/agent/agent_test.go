@@ -20,6 +20,7 @@ import (
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
@@ -42,6 +43,7 @@ type harness struct {
 	journal *journal.Journal
 	images  *image.Store
 	cgroups cgroups
+	verify  access.Policy
 	closed  bool
 }
 
@@ -82,7 +84,7 @@ func (h *harness) start() {
 		h.t.Fatal(err, damage)
 	}
 	log := slog.New(slog.DiscardHandler)
-	if h.images, err = image.Open(h.t.Context(), image.Config{Root: filepath.Join(h.dir, "images"), Log: log}); err != nil {
+	if h.images, err = image.Open(h.t.Context(), image.Config{Root: filepath.Join(h.dir, "images"), Verify: h.verify, Log: log}); err != nil {
 		h.t.Fatal(err)
 	}
 	facts := host.Facts{BootID: "this"}

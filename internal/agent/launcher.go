@@ -18,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
@@ -185,7 +186,10 @@ func (l *launcher) containerConfig(do podplan.StartContainer) (*runtimeapi.Conta
 	if err != nil {
 		return nil, err
 	}
-	img, err := l.a.cfg.Images.Get(c.Image)
+	img, allowed, err := l.images.local(c.Image, rec.Objects)
+	if err == nil && !allowed { // since it was checked, the name has moved to an image of others
+		err = image.Denied(c.Image)
+	}
 	if err != nil {
 		return nil, err
 	}

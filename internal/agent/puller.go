@@ -13,6 +13,8 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/image/access"
+	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/trace"
 )
@@ -111,7 +113,8 @@ func (p *puller) fetch(ctx context.Context, name, container string, progress fun
 func (p *puller) tryLogins(ctx context.Context, name string, progress func(image.Progress)) (img image.Image, err error) {
 	for _, login := range p.logins(ctx, name) {
 		var failed error
-		img, failed = p.a.cfg.Images.Pull(ctx, name, image.PullOptions{Username: login.Username, Password: login.Password, Progress: progress})
+		login.Progress = progress
+		img, failed = p.a.cfg.Images.Pull(ctx, name, login)
 		if failed == nil || ctx.Err() != nil {
 			return img, failed
 		}
@@ -129,16 +132,40 @@ func refused(err error) bool {
 
 // logins returns the logins to be tried for an image, at least the anonymous one. The pod's own
 // come first.
-func (p *puller) logins(ctx context.Context, name string) (out []criconfig.Login) {
+func (p *puller) logins(ctx context.Context, name string) (out []image.PullOptions) {
 	name = p.a.cfg.Images.PulledName(name)
-	out = criconfig.LoginsFor(p.manifest, name, p.record().Objects)
+	for _, l := range criconfig.LoginsFor(p.manifest, name, p.record().Objects) {
+		out = append(out, image.PullOptions{Username: l.Username, Password: l.Password, Secret: p.secret(l)})
+	}
 	if p.a.cfg.Logins != nil {
-		out = append(out, p.a.cfg.Logins(ctx, name)...)
+		for _, l := range p.a.cfg.Logins(ctx, name) {
+			out = append(out, image.PullOptions{Username: l.Username, Password: l.Password, Access: access.Node})
+		}
 	}
 	if len(out) == 0 {
-		out = []criconfig.Login{{}}
+		out = []image.PullOptions{{}}
 	}
 	return out
+}
+
+// secret returns the Secret of a cluster that has one of the pod's logins. A Secret of the node has
+// no identity but its content: manifests may replace it by another one of that name.
+func (p *puller) secret(l criconfig.Login) access.Secret {
+	if l.UID == "" {
+		return access.Secret{}
+	}
+	return access.Secret{UID: l.UID, Namespace: p.manifest.Namespace, Name: l.Secret}
+}
+
+// local returns an image that the node has, and whether the pod, with these objects, may use it
+// without a pull.
+func (p *puller) local(name string, objects manifest.Objects) (image.Image, bool, error) {
+	return p.a.cfg.Images.GetFor(name, func(repository string) (out []access.Credential) {
+		for _, l := range criconfig.LoginsFor(p.manifest, repository, objects) {
+			out = append(out, image.Credential(l.Username, l.Password, p.secret(l)))
+		}
+		return out
+	})
 }
 
 // progress returns the pulls that are under way. The caller holds mu.
@@ -148,8 +175,10 @@ func (p *puller) progress() []image.Progress { return slices.Collect(maps.Values
 func (p *puller) state(name string) podplan.Image {
 	out := p.results[name]
 	out.State = podplan.ImageAbsent
-	if img, err := p.a.cfg.Images.Get(name); err == nil {
+	if img, allowed, err := p.local(name, p.rec.Objects); err == nil && allowed {
 		out.State, out.Loaded = podplan.ImagePresent, len(img.Digests) == 0
+	} else if err == nil {
+		out.State = podplan.ImageDenied
 	}
 	if _, ok := p.pulls[name]; ok {
 		out.State = podplan.ImagePulling

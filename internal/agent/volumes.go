@@ -7,10 +7,12 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
@@ -137,15 +139,20 @@ func mounts(c *corev1.Container, volume string) bool {
 // image returns the ID of an image volume's image, which it pulls if the pull policy says so.
 func (v *volumes) image(vol *corev1.Volume) (string, error) {
 	ref, policy := vol.Image.Reference, vol.Image.PullPolicy
-	img, err := v.a.cfg.Images.Get(ref)
+	img, allowed, err := v.images.local(ref, v.record().Objects)
+	if err == nil && !allowed {
+		err = image.Denied(ref)
+	}
 	switch {
 	case policy == corev1.PullAlways, policy == "" && len(img.Digests) > 0, err != nil && policy != corev1.PullNever:
 		v.mu.Lock()
 		ctx := v.startCtx
 		v.mu.Unlock()
 		img, err = v.images.fetch(ctx, ref, "", nil)
-	case err != nil:
+	case errdefs.IsNotFound(err):
 		err = fmt.Errorf("%w, and pullPolicy is Never: load it with husk image load", err)
+	case err != nil:
+		err = fmt.Errorf("%w, and pullPolicy is Never", err)
 	}
 	if err != nil {
 		return "", fmt.Errorf("volume %s: %w", vol.Name, err)

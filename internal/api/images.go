@@ -9,12 +9,14 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/image/access"
 )
 
 // PullImage pulls an image.
 func (s *Server) PullImage(req *huskv1.PullImageRequest, stream grpc.ServerStreamingServer[huskv1.ImageEvent]) error {
 	img, err := s.Images.Pull(stream.Context(), req.Ref, image.PullOptions{
 		Platform: req.Platform, Username: req.Username, Password: req.Password,
+		Access: access.Preloaded, // whoever reaches this socket is the administrator
 		Progress: func(p image.Progress) {
 			_ = stream.Send(&huskv1.ImageEvent{Progress: progress(p)}) // if it fails, the pull ends with the stream
 		},

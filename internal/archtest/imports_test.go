@@ -132,6 +132,7 @@ var layer = map[string]int{
 	"internal/image/credentialprovider": driver,
 	"internal/deviceplugin":             owner,
 	"internal/pluginregistry":           driver,
+	"internal/image/access":             pure,
 	"internal/image/database":           driver,
 	"internal/image/layer":              driver,
 	"internal/image/loginfile":          driver,

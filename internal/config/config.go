@@ -18,6 +18,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/pflag"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/version"
 )
@@ -35,8 +36,7 @@ type Config struct {
 	Listen string `key:"listen" help:"socket to listen on, unix:///PATH"`
 	Sources
 	Cluster
-	CertsDir   string `key:"certs-dir" help:"directory of registry configuration, with a HOST/hosts.toml for each registry as in containerd"`
-	ShortNames string `key:"short-names" help:"registry, with or without a path, of image names without one; refuse pulls only full names"`
+	Images
 	PodNetwork
 	Plugins
 	Containers
@@ -73,7 +73,7 @@ func New() Config {
 		Disk:     kubeletDisk,
 		Shutdown: Shutdown{Grace: 30, GraceCritical: 10},
 		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
-		CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io",
+		Images:   Images{CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io", ImageVerify: access.Modes[0]},
 		PodNetwork: PodNetwork{
 			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true,
 			Policy: PolicyAuto, Proxy: ProxyAuto, ServiceSubnets: []string{"10.203.0.0/16", "fd68:7573:6b80::/112"}, DNS: DNSAuto, Store: StoreNone, Backend: "auto", BlockLength: 24, Etcd: Etcd{EtcdCluster: "default"}, BGP: BGP{AS: 64512},
@@ -353,6 +353,7 @@ func (c *Config) check() error {
 	c.checkSources(bad)
 	c.checkCluster(bad)
 	c.checkDisk(bad)
+	c.Images.check(bad)
 	c.Shutdown.check(bad)
 	if c.CNIMax < 1 {
 		bad("cni-max-networks", "%d: must be at least 1", c.CNIMax)

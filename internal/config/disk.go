@@ -3,8 +3,6 @@ package config
 import (
 	"path"
 	"path/filepath"
-
-	"github.com/distribution/reference"
 )
 
 // Disk configures what keeps the disk from filling up.
@@ -50,9 +48,6 @@ func (c *Config) checkDisk(bad func(key, format string, args ...any)) {
 	}
 	if c.ImageLow < 0 || c.ImageLow > c.ImageHigh {
 		bad("image-gc-low", "%d: must be a percentage not above image-gc-high, which is %d", c.ImageLow, c.ImageHigh)
-	}
-	if named, err := reference.ParseNormalizedNamed(c.ShortNames + "/a/b"); c.ShortNames != "refuse" && (err != nil || named.Name() != c.ShortNames+"/a/b") {
-		bad("short-names", "%q is neither a registry, such as docker.io or registry.example:5000/team, nor refuse", c.ShortNames)
 	}
 	if c.ImageAge < 0 {
 		bad("image-gc-min-age", "%d: must be at least 0", c.ImageAge)

@@ -211,7 +211,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	var opening errgroup.Group
 	opening.Go(func() (err error) {
-		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, ShortNames: d.cfg.ShortNames, Pulled: d.metrics.Pull, Log: d.log})
+		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, ShortNames: d.cfg.ShortNames, Verify: d.cfg.Verification(), Pulled: d.metrics.Pull, Log: d.log})
 		return err
 	})
 	opening.Go(func() error { return d.openNetwork(ctx, subnets) })
@@ -531,6 +531,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
 		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Names: d.names.problems(), Tasks: d.tasks(), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
+		ImagesUnverified: d.cfg.Verification().Off(),
 	})
 }
 

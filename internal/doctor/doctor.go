@@ -46,6 +46,8 @@ type Host struct {
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
 	Root        string
+	// ImagesUnverified says that pods may use images that were pulled with the logins of others.
+	ImagesUnverified bool
 	// Manifests says why files of the manifests directory are refused, and IgnoredManifests are the
 	// files that aren't read.
 	Manifests, IgnoredManifests []string
@@ -97,6 +99,7 @@ func Examine(h Host) []*huskv1.Check {
 	var fs unix.Statfs_t
 	err = unix.Statfs(h.Root, &fs)
 	d.disk(h.Root, fs, err)
+	d.images(h.ImagesUnverified)
 	d.manifests(h.Manifests, h.IgnoredManifests)
 	d.orphans(h.Orphans)
 	d.journal(h.Damaged)
@@ -169,6 +172,13 @@ func (d *diagnosis) names(err error, problems []string) {
 	}
 	if err != nil {
 		d.add("DNS", fail, "pods don't find each other by name: "+err.Error(), "see which program has the port: ss -lnptu sport = 53; let it listen on fewer addresses, or set dns = \"off\"")
+	}
+}
+
+// images checks which pods may use the images of the node.
+func (d *diagnosis) images(unverified bool) {
+	if unverified {
+		d.add("images", note, "every pod may use every image of the node, also those that were pulled with the login of another pod", "if pods distrust each other: remove image-pull-credentials-verification-policy = \"NeverVerify\" from the configuration")
 	}
 }
 

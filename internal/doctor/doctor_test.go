@@ -69,6 +69,11 @@ func TestFindings(t *testing.T) {
 			d.names(errors.New("listen udp 169.254.64.1:53: bind: address already in use"), nil)
 		}, []string{
 			`fail DNS: pods don't find each other by name: listen udp 169.254.64.1:53: bind: address already in use -> see which program has the port: ss -lnptu sport = 53; let it listen on fewer addresses, or set dns = "off"`}},
+		"images for all": {func(d *diagnosis) {
+			facts(func(*host.Facts) {})(d)
+			d.images(true)
+		}, []string{
+			`note images: every pod may use every image of the node, also those that were pulled with the login of another pod -> if pods distrust each other: remove image-pull-credentials-verification-policy = "NeverVerify" from the configuration`}},
 		"no seccomp": {facts(func(f *host.Facts) { f.Seccomp = false }), []string{
 			"warn seccomp: the kernel has no seccomp filters: containers run without a profile -> use a kernel with CONFIG_SECCOMP_FILTER"}},
 		"old kernel": {facts(func(f *host.Facts) { f.RecursiveReadOnly, f.IPv6 = false, false }), []string{

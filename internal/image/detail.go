@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/huskd/husk/internal/image/access"
 )
 
 // Detail is an image with its documents.
@@ -103,7 +105,7 @@ func (s *Store) Tag(ctx context.Context, name, tag string) (img Image, full, for
 	if err != nil {
 		return img, "", "", fmt.Errorf("image %q: %w", tag, s.explainDiskFull(err))
 	}
-	if _, err := s.commit(op, namedEntry{h.entry, []string{full}}); err != nil {
+	if _, err := s.commit(op, namedEntry{h.entry, []string{full}, access.Grants{preloaded(full)}}); err != nil {
 		return img, "", "", fmt.Errorf("image %q: %w", tag, s.abort(op, s.explainDiskFull(err)))
 	}
 	return s.index.image(h.id), full, former, nil

@@ -21,6 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/image/database"
 	"github.com/huskd/husk/internal/image/loginfile"
 )
@@ -39,6 +40,9 @@ type Config struct {
 	// ShortNames is the registry of image names without one, with or without a path, or
 	// RefuseShortNames. Empty is DockerHub.
 	ShortNames string
+	// Verify says of which images pods have to show that they may pull them. Its zero value is the
+	// default policy.
+	Verify access.Policy
 	// Pulled, if set, is called after every pull with its duration and error.
 	Pulled func(time.Duration, error)
 	// Log receives what can't be returned to a caller; nil is the default logger.
@@ -61,6 +65,7 @@ type Image struct {
 // Store owns a directory of images. Its methods are safe for concurrent use.
 type Store struct {
 	root, certsDir string
+	verify         access.Policy
 	pulled         func(time.Duration, error) // may be nil
 	log            *slog.Logger
 	db             *database.DB
@@ -100,6 +105,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s := &Store{
 		root:     cfg.Root,
 		certsDir: cfg.CertsDir,
+		verify:   cfg.Verify,
 		pulled:   cfg.Pulled,
 		log:      log,
 		db:       db,
@@ -145,16 +151,26 @@ func (s *Store) enter() (exit func(), err error) {
 func (s *Store) commit(op *database.Operation, list ...namedEntry) ([]Image, error) {
 	s.changing.Lock()
 	defer s.changing.Unlock()
+	grants := map[string]access.Grants{}
+	texts := map[string]map[string]string{}
+	for _, n := range list { // several names may be for one image
+		grants[n.id] = slices.Concat(grants[n.id], n.grants)
+	}
+	for id, add := range grants {
+		grants[id], texts[id] = s.index.grant(id, add)
+	}
 	var records []database.Record
 	for _, n := range list {
-		records = append(records, n.record())
+		r := n.record()
+		r.Grants = texts[n.id]
+		records = append(records, r)
 	}
 	if err := op.Commit(records...); err != nil {
 		return nil, err
 	}
 	var ids []string
 	for _, n := range list {
-		s.index.put(n.entry, n.names)
+		s.index.put(n.entry, n.names, grants[n.id])
 		if !slices.Contains(ids, n.id) { // several names may be for one image
 			ids = append(ids, n.id)
 		}

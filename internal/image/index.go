@@ -2,6 +2,7 @@ package image
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/image/database"
 )
 
@@ -32,14 +34,16 @@ type entry struct {
 	layers []database.Layer // topmost first
 	lower  []string         // lower directories, topmost first; never empty
 
+	grants  access.Grants  // who may use it
 	names   []string       // full names, sorted
 	holders map[string]int // number of holds, by holder
 }
 
-// namedEntry is an image and the names to give it.
+// namedEntry is an image, the names to give it, and who may use it by them.
 type namedEntry struct {
 	*entry
-	names []string
+	names  []string
+	grants access.Grants
 }
 
 func (n namedEntry) record() database.Record {
@@ -62,14 +66,35 @@ func newIndex(short shortNames) index {
 	return index{short: short, entries: map[string]*entry{}, names: map[string]string{}}
 }
 
+// grant returns the grants of an image with those that it is to get, and the changes to its record:
+// new ones, and those that are gone, which have no text.
+func (x *index) grant(id string, add access.Grants) (all access.Grants, changes map[string]string) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if known := x.entries[id]; known != nil {
+		all = known.grants
+	}
+	changes = map[string]string{}
+	for _, g := range add {
+		var gone []string
+		all, gone = all.Add(g)
+		changes[g.Key()] = g.Encode()
+		for _, key := range gone {
+			changes[key] = ""
+		}
+	}
+	return all, changes
+}
+
 // put adds an image, unless it is there, and moves names to it.
-func (x *index) put(e *entry, names []string) {
+func (x *index) put(e *entry, names []string, grants access.Grants) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if known := x.entries[e.id]; known != nil {
 		e = known
 	}
 	x.entries[e.id] = e
+	e.grants = grants
 	for _, name := range names {
 		x.removeName(name)
 		x.names[name] = e.id
@@ -105,23 +130,35 @@ func (x *index) image(id string) Image {
 	return x.entries[id].image()
 }
 
-// find returns the image with a name, an ID or an unambiguous prefix of an ID.
-// full is the full name that it was found by, if any. The caller holds mu.
-func (x *index) find(name string) (e *entry, full string, err error) {
-	for _, id := range []string{name, "sha256:" + name} {
-		if e := x.entries[id]; e != nil {
-			return e, "", nil
+// candidates are the images that have a name or ID, the one that find returns first. The caller
+// holds mu.
+func (x *index) candidates(name string) iter.Seq2[*entry, string] {
+	return func(yield func(*entry, string) bool) {
+		for _, id := range []string{name, "sha256:" + name} {
+			if e := x.entries[id]; e != nil && !yield(e, "") {
+				return
+			}
 		}
-	}
-	named, err := parseName(name)
-	if err == nil {
+		named, err := parseName(name)
+		if err != nil {
+			return
+		}
 		// An archive of docker save has the names of docker's registry.
 		for _, full := range []string{named.String(), x.short.fullName(name)} {
-			if e := x.entries[x.names[full]]; e != nil {
-				return e, full, nil
+			if e := x.entries[x.names[full]]; e != nil && !yield(e, full) {
+				return
 			}
 		}
 	}
+}
+
+// find returns the image with a name, an ID or an unambiguous prefix of an ID.
+// full is the full name that it was found by, if any. The caller holds mu.
+func (x *index) find(name string) (e *entry, full string, err error) {
+	for e, full := range x.candidates(name) {
+		return e, full, nil
+	}
+	_, err = parseName(name)
 	prefix := strings.TrimPrefix(name, "sha256:")
 	if len(prefix) >= minPrefix && strings.Trim(prefix, "0123456789abcdef") == "" {
 		// A malformed name can be a well-formed ID.

@@ -6,14 +6,17 @@ import (
 	"sync"
 	"time"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/image/registry"
 )
 
-// pullKey identifies a pull that several calls can share. It includes the
-// login: a pull is not shared across credentials.
+// pullKey identifies a pull that several calls can share. It includes the login, and whose it is: a
+// pull is not shared across credentials.
 type pullKey struct {
 	name, platform string
 	login          registry.Login
+	access         access.Kind
+	secret         access.Secret
 }
 
 // inflightPull is a running pull and the number of calls that wait for it.

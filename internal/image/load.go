@@ -18,6 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/image/database"
 	"github.com/huskd/husk/internal/image/layer"
 )
@@ -141,9 +142,9 @@ func (l *loader) load(r io.Reader) ([]namedEntry, error) {
 		case err != nil:
 			return nil, err
 		case name == "":
-			list = append(list, namedEntry{entry: e})
+			list = append(list, namedEntry{entry: e, grants: access.Grants{preloaded("")}})
 		default:
-			list = append(list, namedEntry{e, []string{name}})
+			list = append(list, namedEntry{e, []string{name}, access.Grants{preloaded(name)}})
 		}
 	}
 	if len(list) == 0 {

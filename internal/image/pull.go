@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/image/database"
 	"github.com/huskd/husk/internal/image/registry"
 	"github.com/huskd/husk/internal/trace"
@@ -33,6 +34,11 @@ type PullOptions struct {
 	Username, Password string
 	// Token is a bearer token of the registry. It overrides the login.
 	Token string
+	// Access says who may use the image after it was pulled with this login: empty is
+	// access.Login. Without a login, all pods may.
+	Access access.Kind
+	// Secret is the Secret of a cluster that has the login, if any.
+	Secret access.Secret
 	// Progress, if set, is called about ten times a second from the goroutine
 	// that called Pull, and once more at the end of a successful pull.
 	Progress func(Progress)
@@ -50,12 +56,13 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
-	login, err := s.Logins.or(registry.Login{Username: opts.Username, Password: opts.Password, Token: opts.Token}, named)
-	if err != nil {
+	p := &puller{Store: s, name: named, platform: platform}
+	own := registry.Login{Username: opts.Username, Password: opts.Password, Token: opts.Token}
+	if p.login, err = s.Logins.or(own, named); err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
-	p := &puller{Store: s, name: named, platform: platform, login: login}
-	key := pullKey{named.String(), platforms.Format(platform), p.login}
+	p.grant = grantOf(named, own, opts)
+	key := pullKey{named.String(), platforms.Format(platform), p.login, p.grant.Kind, opts.Secret}
 	shared, err := s.join(ctx, key, p.run)
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
@@ -102,6 +109,7 @@ type puller struct {
 	name     reference.Named
 	platform ocispec.Platform
 	login    registry.Login
+	grant    access.Grant // of whoever pulls
 
 	registry *registry.Registry
 	tracker  *tracker
@@ -151,7 +159,7 @@ func (p *puller) pull(ctx context.Context, t *tracker) (Image, error) {
 	span.End(err)
 	if err == nil {
 		var list []Image
-		if list, err = p.commit(p.op, namedEntry{e, names}); err == nil {
+		if list, err = p.commit(p.op, namedEntry{e, names, access.Grants{p.grant}}); err == nil {
 			t.enter(Done)
 			return list[0], nil
 		}

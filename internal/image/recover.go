@@ -2,11 +2,13 @@ package image
 
 import (
 	"context"
+	"log/slog"
 	"os"
 
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/image/database"
 )
 
@@ -34,7 +36,7 @@ func (s *Store) recover(ctx context.Context) error {
 		e, err := s.restore(r.Manifest)
 		switch {
 		case err == nil:
-			s.index.put(e, r.Names)
+			s.index.put(e, r.Names, grantsOf(s.log, r))
 		case errdefs.IsNotFound(err), errdefs.IsDataLoss(err), errdefs.IsInvalidArgument(err):
 			s.log.Warn("image is damaged and was removed: pull or load it again", "image", r.ID, "names", r.Names, "error", err)
 			lost = append(append(lost, r.ID), r.Names...)
@@ -47,6 +49,19 @@ func (s *Store) recover(ctx context.Context) error {
 	}
 	s.flusher.flush(unsynced...)
 	return nil
+}
+
+// grantsOf returns who may use a recorded image. Nobody may by a grant that is damaged; but it
+// still tells that the image was pulled.
+func grantsOf(log *slog.Logger, r database.Record) (out access.Grants) {
+	for key, text := range r.Grants {
+		g, err := access.Decode(key, text)
+		if err != nil {
+			log.Warn("who may use an image isn't known: pods that use it have to show again that they may pull it", "image", r.ID, "error", err)
+		}
+		out, _ = out.Add(g)
+	}
+	return out
 }
 
 // suspect reports whether the layers of a recorded image may be missing or damaged.

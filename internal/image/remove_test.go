@@ -210,8 +210,8 @@ func TestGetAmbiguous(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	s := newStore(t)
-	s.index.put(&entry{id: "sha256:abcd11"}, nil)
-	s.index.put(&entry{id: "sha256:abcd22"}, []string{"docker.io/library/abcd2:latest"})
+	s.index.put(&entry{id: "sha256:abcd11"}, nil, nil)
+	s.index.put(&entry{id: "sha256:abcd22"}, []string{"docker.io/library/abcd2:latest"}, nil)
 	for name, want := range map[string]string{"abcd1": "sha256:abcd11", "abcd22": "sha256:abcd22", "abcd2": "sha256:abcd22", "sha256:abcd1": "sha256:abcd11"} {
 		if got, err := s.Get(name); err != nil || got.ID != want {
 			t.Errorf("get %s: %s %v, want %s", name, got.ID, err, want)

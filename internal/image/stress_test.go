@@ -157,7 +157,7 @@ func BenchmarkContainerLayer(b *testing.B) {
 func BenchmarkLookup(b *testing.B) {
 	s := newStore(b)
 	for i := range 100 {
-		s.index.put(&entry{id: fmt.Sprintf("sha256:%064x", i), lower: make([]string, 10)}, []string{fmt.Sprintf("localhost/%d:latest", i)})
+		s.index.put(&entry{id: fmt.Sprintf("sha256:%064x", i), lower: make([]string, 10)}, []string{fmt.Sprintf("localhost/%d:latest", i)}, nil)
 	}
 	for b.Loop() {
 		got, err := s.Get("localhost/7")

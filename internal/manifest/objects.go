@@ -20,6 +20,13 @@ const (
 	KindVolume    = "PersistentVolume"
 )
 
+// KindSecretUID is for what a cluster calls a secret, beside its data: an Object with a UIDKey.
+// Pods have that of their imagePullSecrets.
+const (
+	KindSecretUID = "SecretUID"
+	UIDKey        = "uid"
+)
+
 // Object is the data of a config map or a secret, by key, or an encoded claim.Claim or
 // claim.Volume.
 type Object map[string][]byte
@@ -47,6 +54,12 @@ func (o Objects) With(other Objects) Objects {
 // their volume.
 func (o Objects) Of(pod *corev1.Pod) Objects {
 	out := Objects{}
+	for _, login := range pod.Spec.ImagePullSecrets {
+		key := ObjectKey(KindSecretUID, pod.Namespace, login.Name)
+		if uid, ok := o[key]; ok {
+			out[key] = uid
+		}
+	}
 	References(pod, func(kind, name string) {
 		key := ObjectKey(kind, pod.Namespace, name)
 		object, ok := o[key]

@@ -145,6 +145,9 @@ const (
 	ImageAbsent  ImageState = "absent"
 	ImagePulling ImageState = "pulling"
 	ImagePresent ImageState = "present"
+	// ImageDenied is an image that the node has, which the pod may not use before a pull shows that
+	// its registry lets it.
+	ImageDenied ImageState = "denied"
 )
 
 // Image is an image that the pod needs.

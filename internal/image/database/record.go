@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +25,8 @@ const (
 	// bootLabel, on the record of an ID, is the boot ID at the time when its layers
 	// were unpacked. It is removed once they are synced to disk.
 	bootLabel = "husk.boot"
+	// grantLabel begins the labels, on the record of an ID, that say who may use the image.
+	grantLabel = "husk.grant."
 
 	contentRef  = "containerd.io/gc.ref.content."
 	snapshotRef = "containerd.io/gc.ref.snapshot." + snapshotter
@@ -37,6 +40,9 @@ type Record struct {
 	Blobs    []digest.Digest // without the manifest; only for Commit
 	// Top is the chain ID of the topmost layer; empty if there is none.
 	Top digest.Digest
+	// Grants say who may use the image, by their keys. Commit adds them to those of the image, and
+	// those without a text are removed.
+	Grants map[string]string
 	// Unsynced means that MarkSynced has not been called for the image. Suspect means
 	// that the machine has also rebooted since: any file of its layers may be empty.
 	Unsynced, Suspect bool
@@ -48,8 +54,14 @@ func (db *DB) put(ctx context.Context, r Record) error {
 	for i, d := range r.Blobs {
 		labels[fmt.Sprint(contentRef, i)] = d.String()
 	}
+	for key, text := range r.Grants {
+		labels[grantLabel+key] = text
+	}
 	_, err := db.images.Create(ctx, images.Image{Name: r.ID, Target: r.Manifest, Labels: labels})
-	if err != nil && !errdefs.IsAlreadyExists(err) {
+	if errdefs.IsAlreadyExists(err) {
+		err = db.putGrants(ctx, r)
+	}
+	if err != nil {
 		return err
 	}
 	for _, name := range r.Names {
@@ -63,6 +75,31 @@ func (db *DB) put(ctx context.Context, r Record) error {
 		}
 	}
 	return nil
+}
+
+// putGrants adds to the grants of an image that is there.
+func (db *DB) putGrants(ctx context.Context, r Record) error {
+	if len(r.Grants) == 0 {
+		return nil
+	}
+	labels := map[string]string{}
+	var paths []string
+	for key, text := range r.Grants {
+		labels[grantLabel+key] = text
+		paths = append(paths, "labels."+grantLabel+key)
+	}
+	_, err := db.images.Update(ctx, images.Image{Name: r.ID, Labels: labels}, paths...)
+	return err
+}
+
+func grantsOf(labels map[string]string) map[string]string {
+	out := map[string]string{}
+	for label, text := range labels {
+		if key, is := strings.CutPrefix(label, grantLabel); is {
+			out[key] = text
+		}
+	}
+	return out
 }
 
 // Records returns the records of all images.
@@ -88,6 +125,7 @@ func (db *DB) Records() ([]Record, error) {
 			Names:    names[r.Name],
 			Manifest: r.Target,
 			Top:      digest.Digest(r.Labels[snapshotRef]),
+			Grants:   grantsOf(r.Labels),
 			Unsynced: boot != "",
 			Suspect:  boot != "" && boot != bootID(),
 		})

@@ -14,7 +14,11 @@ import (
 )
 
 // Login holds the credentials for a registry. The zero value is anonymous.
-type Login struct{ Username, Password string }
+type Login struct {
+	Username, Password string
+	// Secret is the name of the pod's Secret that has it, if any, and UID what a cluster calls that.
+	Secret, UID string
+}
 
 // The default registry, and the host under which docker login stores its credentials.
 const (
@@ -33,7 +37,9 @@ func LoginsFor(pod *corev1.Pod, image string, objects manifest.Objects) []Login 
 	var found []match
 	for _, ref := range pod.Spec.ImagePullSecrets {
 		secret := objects[manifest.ObjectKey(manifest.KindSecret, pod.Namespace, ref.Name)]
+		uid := string(objects[manifest.ObjectKey(manifest.KindSecretUID, pod.Namespace, ref.Name)][manifest.UIDKey])
 		for at, login := range logins(secret) {
+			login.Secret, login.UID = ref.Name, uid
 			if covers(at, image) && !slices.Contains(found, match{at, login}) {
 				found = append(found, match{at, login})
 			}
@@ -44,7 +50,7 @@ func LoginsFor(pod *corev1.Pod, image string, objects manifest.Objects) []Login 
 	})
 	var out []Login
 	for _, m := range found {
-		if !slices.Contains(out, m.login) {
+		if !slices.ContainsFunc(out, func(l Login) bool { return l.Username == m.login.Username && l.Password == m.login.Password }) {
 			out = append(out, m.login)
 		}
 	}
@@ -63,7 +69,7 @@ func logins(secret manifest.Object) map[string]Login {
 	}
 	out := map[string]Login{}
 	for at, e := range file.Auths {
-		login := Login{e.Username, e.Password}
+		login := Login{Username: e.Username, Password: e.Password}
 		if raw, err := base64.StdEncoding.DecodeString(e.Auth); err == nil && len(raw) > 0 {
 			login.Username, login.Password, _ = strings.Cut(string(raw), ":")
 		}

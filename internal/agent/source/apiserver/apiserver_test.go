@@ -338,7 +338,7 @@ func TestObjects(t *testing.T) {
 	f := newFixture(t)
 	const configs, secrets = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/secrets"
 	f.Put(configs, &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "default"}, Data: map[string]string{"a": "1"}})
-	f.Put(secrets, &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Name: "key", Namespace: "default"}, Data: map[string][]byte{"b": []byte("2")}})
+	f.Put(secrets, &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Name: "key", Namespace: "default", UID: "the-uid"}, Data: map[string][]byte{"b": []byte("2")}})
 	f.Put(serviceList, &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Name: "https", Port: 443}}}})
 	f.Put(podList, pod("a", func(p *corev1.Pod) {
 		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
@@ -349,7 +349,7 @@ func TestObjects(t *testing.T) {
 		return f.set.Objects[manifest.ObjectKey(kind, "default", name)]
 	}
 	f.eventually("all objects", func() bool {
-		return string(object(manifest.KindConfigMap, "settings")["a"]) == "1" && string(object(manifest.KindSecret, "key")["b"]) == "2" &&
+		return string(object(manifest.KindConfigMap, "settings")["a"]) == "1" && string(object(manifest.KindSecret, "key")["b"]) == "2" && string(object(manifest.KindSecretUID, "key")[manifest.UIDKey]) == "the-uid" &&
 			string(object(manifest.KindConfigMap, "services.uid-a")["KUBERNETES_SERVICE_HOST"]) == "10.96.0.1"
 	})
 	f.Put(configs, &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "default"}, Data: map[string]string{"a": "3"}})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -18,6 +19,7 @@ type objectWatch struct {
 	cancel func()
 	synced func() bool
 	get    func() (object manifest.Object, version string)
+	uid    func() string // of a secret; nil for a config map
 	list   string
 }
 
@@ -64,6 +66,9 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objec
 				return nil, ""
 			}
 			return manifest.Object(secret.Data), secret.ResourceVersion
+		}, func() string {
+			secret, _ := m.Get(namespace, name)
+			return string(secret.GetUID())
 		}, list.String()}
 	}
 	list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/configmaps", &corev1.ConfigMap{}, &corev1.ConfigMapList{}
@@ -79,7 +84,7 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objec
 			object[key] = []byte(value)
 		}
 		return object, config.ResourceVersion
-	}, list.String()}
+	}, nil, list.String()}
 }
 
 // collectObjects adds the needed objects to objects and their versions to versions. It stops
@@ -94,6 +99,9 @@ func (s *Source) collectObjects(needed map[string]bool, objects manifest.Objects
 		}
 		if object, version := w.get(); version != "" {
 			objects[key], versions[key] = object, version
+			if name, is := strings.CutPrefix(key, manifest.KindSecret+" "); is && w.uid != nil {
+				objects[manifest.KindSecretUID+" "+name] = manifest.Object{manifest.UIDKey: []byte(w.uid())}
+			}
 		}
 	}
 	s.tokens.collect(needed, objects, versions)
