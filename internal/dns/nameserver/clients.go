@@ -12,11 +12,12 @@ import (
 	"github.com/miekg/dns"
 )
 
-// What a client, and all clients, may have in progress: questions that are
-// forwarded, and connections. No pod can take all of it.
+// What a client, and all clients, may have in progress: questions that are forwarded, and
+// connections. Each may always have some, so that not even many pods together take all of it.
 const (
 	maxOfClient = 100
 	maxOfAll    = 1000
+	always      = 5
 )
 
 // clients counts what clients have in progress.
@@ -30,7 +31,7 @@ type clients struct {
 func (c *clients) begin(client string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.total >= maxOfAll || c.of[client] >= maxOfClient {
+	if has := c.of[client]; has >= maxOfClient || c.total >= maxOfAll && has >= always {
 		return false
 	}
 	if c.of == nil {

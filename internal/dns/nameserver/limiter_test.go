@@ -198,3 +198,27 @@ func TestAmplification(t *testing.T) {
 		_ = conn.Close()
 	}
 }
+
+// TestManyClients checks that many clients together, each within its own bound, leave others some.
+func TestManyClients(t *testing.T) {
+	var c clients
+	for i := range 2 * maxOfAll / maxOfClient {
+		for range 2 * maxOfClient {
+			c.begin(fmt.Sprint("attacker", i))
+		}
+	}
+	if most := maxOfAll + always*maxOfAll/maxOfClient; c.total < maxOfAll || c.total > most {
+		t.Errorf("%d are in progress, want %d to %d", c.total, maxOfAll, most)
+	}
+	for i := range 2 * always {
+		if got := c.begin("other"); got != (i < always) {
+			t.Errorf("number %d of another client: %t", i, got)
+		}
+	}
+	for range always {
+		c.end("other")
+	}
+	if !c.begin("other") || c.of["other"] != 1 {
+		t.Errorf("another client has %d in progress", c.of["other"])
+	}
+}
