@@ -25,6 +25,66 @@ type peer struct {
 	// again when the peer has sent all its routes in another session.
 	closed  time.Time
 	removed bool // gobgp doesn't have the peer until the session is tried again
+	// refused is since when it has announced what isn't its own; zero if it doesn't.
+	refused time.Time
+	// waiting is since when it hasn't connected; zero if it has.
+	waiting       time.Time
+	known, dialed bool // it has had a session, and this node connects to it though it is passive
+}
+
+// mustDial reports whether to stop waiting for the peer to connect. gobgp forgets the routes of a
+// peer when its configuration changes, so that is done only if it can't have any any more.
+func (p *peer) mustDial(now time.Time) bool {
+	limit := patience
+	if p.known {
+		limit = restartTime * time.Second
+	}
+	return p.Passive && !p.dialed && !p.removed && !p.waiting.IsZero() && now.Sub(p.waiting) >= limit
+}
+
+// dial connects to a passive peer.
+func (s *speaker) dial(p *peer) error {
+	err := s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: p.Address.String()})
+	if err == nil {
+		active := p.Peer
+		active.Passive, p.dialed = false, true
+		err = s.add(active)
+	}
+	if err != nil {
+		delete(s.peers, p.Address) // apply adds it again
+		return fmt.Errorf("connect to peer %v: %w", p.Address, err)
+	}
+	return nil
+}
+
+// await takes note of whether the peer has connected.
+func (p *peer) await(state api.PeerState_SessionState, now time.Time) {
+	switch state {
+	case api.PeerState_SESSION_STATE_ESTABLISHED, api.PeerState_SESSION_STATE_OPENSENT, api.PeerState_SESSION_STATE_OPENCONFIRM:
+		p.waiting = time.Time{}
+		p.known = p.known || state == api.PeerState_SESSION_STATE_ESTABLISHED
+	default:
+		if p.waiting.IsZero() {
+			p.waiting = now
+		}
+	}
+}
+
+// sayRefused adds to sessions of nodes what these announce although it isn't theirs. It is said
+// only after a while: a node may announce a block before others have its new record.
+func (s *speaker) sayRefused(sessions []bgp.Session, refused map[netip.Addr]string) {
+	for i := range sessions {
+		session, p := &sessions[i], s.peers[sessions[i].Address]
+		example, ok := refused[session.Address]
+		switch {
+		case !ok:
+			p.refused = time.Time{}
+		case p.refused.IsZero():
+			p.refused = time.Now()
+		case time.Since(p.refused) > graceTime && session.Up:
+			session.Why = fmt.Sprintf("it announces %s, but that isn't a block and an address of its node's record: ignored", example)
+		}
+	}
 }
 
 // reopen reports whether it is time to try a closed session again.
@@ -51,6 +111,7 @@ func (s *speaker) session(p *peer, state *api.Peer) (out bgp.Session, complete b
 	now := time.Now()
 	out = bgp.Session{Address: p.Address, AS: p.AS}
 	out.Up = state.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED
+	p.await(state.State.SessionState, now)
 	if out.Up {
 		p.up, complete = now, s.sent.all(state)
 		if complete {

@@ -86,12 +86,12 @@ func TestProbation(t *testing.T) {
 	}
 	p.removed = false
 	session := up(t, at, four, graceful)
-	if got, complete := s.session(p, session); got.Up || got.Why != tooMany || !complete || s.usable(path) {
-		t.Errorf("before it has sent all: %+v, complete: %t, usable: %t", got, complete, s.usable(path))
+	if got, complete := s.session(p, session); got.Up || got.Why != tooMany || !complete || s.usable(path, netip.MustParsePrefix("10.201.1.0/24")) {
+		t.Errorf("before it has sent all: %+v, complete: %t, usable: %t", got, complete, s.usable(path, netip.MustParsePrefix("10.201.1.0/24")))
 	}
 	s.sent.add(at, wire.RF_IPv4_UC)
-	if got, complete := s.session(p, session); !got.Up || got.Why != "" || !complete || !s.usable(path) {
-		t.Errorf("when it has sent all: %+v, complete: %t, usable: %t", got, complete, s.usable(path))
+	if got, complete := s.session(p, session); !got.Up || got.Why != "" || !complete || !s.usable(path, netip.MustParsePrefix("10.201.1.0/24")) {
+		t.Errorf("when it has sent all: %+v, complete: %t, usable: %t", got, complete, s.usable(path, netip.MustParsePrefix("10.201.1.0/24")))
 	}
 }
 
@@ -115,5 +115,36 @@ func TestLacks(t *testing.T) {
 	able.State.BfdState = &api.BfdPeerState{SessionState: api.BfdSessionState_BFD_SESSION_STATE_UP}
 	if why := s.lacks(p, able); why != "" {
 		t.Errorf("BFD is up: %s", why)
+	}
+}
+
+// TestMustDial checks when a passive peer is connected to.
+func TestMustDial(t *testing.T) {
+	now := time.Now()
+	late := now.Add(patience)
+	p := &peer{Peer: bgp.Peer{Passive: true}}
+	if p.mustDial(late) {
+		t.Error("before it was waited for")
+	}
+	p.await(api.PeerState_SESSION_STATE_ACTIVE, now)
+	p.await(api.PeerState_SESSION_STATE_ACTIVE, late)
+	if p.mustDial(late.Add(-1)) || !p.mustDial(late) {
+		t.Error("it isn't connected to after its time")
+	}
+	p.await(api.PeerState_SESSION_STATE_OPENSENT, late)
+	if p.mustDial(late.Add(time.Hour)) {
+		t.Error("while it connects")
+	}
+	p.await(api.PeerState_SESSION_STATE_ESTABLISHED, late)
+	p.await(api.PeerState_SESSION_STATE_IDLE, now)
+	if p.mustDial(late) || !p.mustDial(now.Add(restartTime*time.Second)) {
+		t.Error("after a session, its routes aren't kept for the time of a restart")
+	}
+	p.dialed = true
+	if p.mustDial(now.Add(time.Hour)) {
+		t.Error("twice")
+	}
+	if active := (&peer{waiting: now}); active.mustDial(now.Add(time.Hour)) {
+		t.Error("one that is connected to in any case")
 	}
 }

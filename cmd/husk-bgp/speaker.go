@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -45,11 +46,18 @@ const (
 	quietTime  = 2 * time.Second
 	// graceTime is how long a session may be down without being reported.
 	graceTime = 10 * time.Second
+	// patience is how long a peer that hasn't connected yet is waited for, before it is connected to:
+	// one of an earlier version connects with a TTL of 64, but answers with 255. It is short, so that
+	// its routes are there before settleTime is over.
+	patience = 4 * time.Second
 	// leaveTime is how long peers have to read the last withdrawals.
 	leaveTime = 300 * time.Millisecond
 	// reopenTime is after how long a session that was closed because of maxPrefixes is tried again.
 	reopenTime = time.Minute
 )
+
+// usualPref is the LOCAL_PREF with which the node's own prefixes are announced.
+const usualPref = 100
 
 // maxPrefixes is how many prefixes of a family a peer may announce. A peer that announces more is
 // hostile or misconfigured, and its session is closed.
@@ -71,6 +79,9 @@ type speaker struct {
 	peers    map[netip.Addr]*peer
 	prefixes map[netip.Prefix]netip.Addr // next hops
 	sent     *sentFamilies
+	// distant are the peers without GTSM, from which the sockets that listen take packets of any TTL.
+	// It is nil until the sockets are guarded.
+	distant []netip.Addr
 }
 
 func newSpeaker(restarted bool) *speaker {
@@ -99,6 +110,9 @@ func (s *speaker) retry() {
 		s.err = s.apply()
 	}
 	for _, p := range s.peers {
+		if p.mustDial(time.Now()) {
+			s.err = cmp.Or(s.err, s.dial(p))
+		}
 		if p.reopen(time.Now()) {
 			s.err = cmp.Or(s.err, s.add(p.Peer))
 			p.closed, p.removed = time.Now(), s.err != nil
@@ -161,10 +175,12 @@ func (s *speaker) start() error {
 	}
 	s.bgp, s.begun = b, time.Now()
 	s.peers, s.prefixes, s.sent = map[netip.Addr]*peer{}, map[netip.Prefix]netip.Addr{}, newSentFamilies()
+	s.distant = nil
 	// A node announces its own blocks only. It must not become a transit for its peers.
 	const name = "own"
 	policy := &api.Policy{Name: name, Statements: []*api.Statement{{
-		Name: name, Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}, Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
+		Name: name, Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL},
+		Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT, LocalPref: &api.LocalPrefAction{Value: usualPref}},
 	}}}
 	if err := b.AddPolicy(ctx, &api.AddPolicyRequest{Policy: policy}); err != nil {
 		return err
@@ -244,7 +260,8 @@ func pathOf(p netip.Prefix, via netip.Addr) (*apiutil.Path, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := &apiutil.Path{Family: wire.RF_IPv4_UC, Nlri: nlri, Attrs: []wire.PathAttributeInterface{wire.NewPathAttributeOrigin(0)}}
+	// Nothing that a peer announces is better than the node's own path, which would be withdrawn.
+	path := &apiutil.Path{Family: wire.RF_IPv4_UC, Nlri: nlri, Attrs: []wire.PathAttributeInterface{wire.NewPathAttributeOrigin(0), wire.NewPathAttributeLocalPref(math.MaxUint32)}}
 	if p.Addr().Is6() {
 		path.Family = wire.RF_IPv6_UC
 	}
@@ -263,8 +280,12 @@ func (s *speaker) setPeers() error {
 	for _, p := range s.desired.Peers {
 		want[p.Address] = p
 	}
+	if err := s.guard(want); err != nil {
+		return err
+	}
 	for a, p := range s.peers {
-		if want[a] == p.Peer {
+		if p.SameSession(want[a]) {
+			p.Node = want[a].Node
 			continue
 		}
 		if !p.removed {
@@ -290,14 +311,23 @@ func (s *speaker) add(p bgp.Peer) error {
 	if err := s.bgp.AddPeer(context.Background(), &api.AddPeerRequest{Peer: s.config(p)}); err != nil {
 		return fmt.Errorf("add peer %v: %w", p.Address, err)
 	}
+	if p.BFD {
+		return guardBFD()
+	}
 	return nil
 }
 
 // config returns the peer as gobgp takes it.
 func (s *speaker) config(p bgp.Peer) *api.Peer {
+	// A TTL of 1 is what every packet has. gobgp takes 0 for 255.
+	least := uint32(1)
+	if p.GTSM {
+		least = hopLimit
+	}
 	out := &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: p.Address.String(), PeerAsn: p.AS, AuthPassword: p.Password},
-		Transport: &api.Transport{PassiveMode: p.Passive},
+		TtlSecurity: &api.TtlSecurity{Enabled: true, TtlMin: least},
+		Conf:        &api.PeerConf{NeighborAddress: p.Address.String(), PeerAsn: p.AS, AuthPassword: p.Password},
+		Transport:   &api.Transport{PassiveMode: p.Passive},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			HoldTime: holdTime, KeepaliveInterval: keepaliveTime, ConnectRetry: connectTime, IdleHoldTimeAfterReset: connectTime,
 		}},
@@ -357,11 +387,13 @@ func (s *speaker) state() bgp.State {
 		}
 	}
 	slices.SortFunc(out.Sessions, func(a, b bgp.Session) int { return a.Address.Compare(b.Address) })
+	refused := map[netip.Addr]string{}
 	for _, f := range families {
 		if err == nil {
-			err = s.routes(f, &out.Routes)
+			err = s.routes(f, &out.Routes, refused)
 		}
 	}
+	s.sayRefused(out.Sessions, refused)
 	slices.SortFunc(out.Routes, func(a, b bgp.Route) int { return strings.Compare(a.Prefix.String(), b.Prefix.String()) })
 	if err != nil && out.Error == "" {
 		out.Error = err.Error()
@@ -371,18 +403,37 @@ func (s *speaker) state() bgp.State {
 	return out
 }
 
-// routes adds the routes of a family that peers have announced inside the desired subnets.
-func (s *speaker) routes(f wire.Family, out *[]bgp.Route) error {
-	return s.bgp.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}, func(nlri wire.NLRI, paths []*apiutil.Path) {
+// routes adds the routes of a family that peers have announced inside the desired subnets. For each
+// peer that has announced what isn't its own, refused has an example.
+func (s *speaker) routes(f wire.Family, out *[]bgp.Route, refused map[netip.Addr]string) error {
+	ofNodes := map[netip.Prefix][]netip.Addr{}
+	err := s.bgp.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}, func(nlri wire.NLRI, paths []*apiutil.Path) {
 		prefix, err := netip.ParsePrefix(nlri.String())
-		if _, own := s.prefixes[prefix]; err != nil || own || !slices.ContainsFunc(s.desired.Inside, func(in netip.Prefix) bool {
+		if err != nil || !slices.ContainsFunc(s.desired.Inside, func(in netip.Prefix) bool {
 			return in.Bits() <= prefix.Bits() && in.Contains(prefix.Addr())
 		}) {
 			return
 		}
 		r := bgp.Route{Prefix: prefix}
+		_, own := s.prefixes[prefix]
 		for _, p := range paths { // the best first
-			if via := nextHop(p); s.usable(p) && (len(r.Via) == 0 || p.Best) && !slices.Contains(r.Via, via) {
+			via, from := nextHop(p), s.peers[p.PeerAddress]
+			var blocks []netip.Prefix
+			if from != nil && from.Node != nil {
+				blocks = from.Node.Announced(prefix, via)
+				if example := fmt.Sprintf("%v via %v", prefix, via); len(blocks) == 0 && (refused[from.Address] == "" || example < refused[from.Address]) {
+					refused[from.Address] = example
+				}
+			}
+			switch {
+			case own || !s.usable(p, prefix):
+			case from.Node != nil:
+				for _, b := range blocks {
+					if !slices.Contains(ofNodes[b], via) {
+						ofNodes[b] = append(ofNodes[b], via)
+					}
+				}
+			case (len(r.Via) == 0 || p.Best) && !slices.Contains(r.Via, via):
 				r.Via = append(r.Via, via)
 			}
 		}
@@ -391,14 +442,21 @@ func (s *speaker) routes(f wire.Family, out *[]bgp.Route) error {
 			*out = append(*out, r)
 		}
 	})
+	for block, vias := range ofNodes {
+		slices.SortFunc(vias, netip.Addr.Compare)
+		*out = append(*out, bgp.Route{Prefix: block, Via: vias})
+	}
+	return err
 }
 
 // usable reports whether a path leads somewhere. Those of a peer whose session was closed aren't
-// used before it has sent all of them, fewer than too many.
-func (s *speaker) usable(p *apiutil.Path) bool {
+// used before it has sent all of them, fewer than too many. Linux has no IPv6 routes by IPv4 next
+// hops.
+func (s *speaker) usable(p *apiutil.Path, prefix netip.Prefix) bool {
 	via := nextHop(p)
 	from := s.peers[p.PeerAddress]
-	return from != nil && from.closed.IsZero() && !p.IsNexthopInvalid && via.IsGlobalUnicast() && !slices.Contains(s.desired.Local, via)
+	return from != nil && from.closed.IsZero() && !p.IsNexthopInvalid && via.IsGlobalUnicast() && !slices.Contains(s.desired.Local, via) &&
+		(via.Is6() || prefix.Addr().Is4())
 }
 
 func nextHop(p *apiutil.Path) netip.Addr {

@@ -64,7 +64,7 @@ type PodNetwork struct {
 // BGP says how the node speaks BGP. It is used only with network-backend bgp.
 type BGP struct {
 	AS          int      `key:"bgp-as" help:"number of the node's autonomous system, for network-backend bgp; nodes of the same one exchange routes with each other unless there are bgp-peers"`
-	Peers       []string `key:"bgp-peers" help:"routers to exchange routes with by BGP instead, such as route reflectors or top-of-rack switches: ADDRESS=AS, or ADDRESS=AS/bfd to find within a second that one is dead"`
+	Peers       []string `key:"bgp-peers" help:"routers to exchange routes with by BGP instead, such as route reflectors or top-of-rack switches: ADDRESS=AS, ADDRESS=AS/bfd to find within a second that one is dead, ADDRESS=AS/gtsm to take only packets from the same link, with a TTL of 255 (RFC 5082), or ADDRESS=AS/bfd/gtsm"`
 	BGPPassword string   `key:"bgp-password-file" help:"file with the password of all BGP sessions (TCP-MD5); empty for none"`
 }
 
@@ -73,24 +73,26 @@ type BGPPeer struct {
 	Address netip.Addr
 	AS      uint32
 	BFD     bool
+	GTSM    bool
 }
 
 // BGPPeers returns the configured peers.
 func (b *BGP) BGPPeers() (out []BGPPeer, err error) {
 	for _, s := range b.Peers {
 		address, as, _ := strings.Cut(s, "=")
+		as, gtsm := strings.CutSuffix(as, "/gtsm")
 		as, bfd := strings.CutSuffix(as, "/bfd")
 		a, err := netip.ParseAddr(address)
 		n, err2 := strconv.ParseUint(as, 10, 32)
 		if err != nil || err2 != nil || n == 0 || a.Zone() != "" {
-			return nil, fmt.Errorf("%q is not of the form ADDRESS=AS or ADDRESS=AS/bfd", s)
+			return nil, fmt.Errorf("%q is not of the form ADDRESS=AS, ADDRESS=AS/bfd, ADDRESS=AS/gtsm or ADDRESS=AS/bfd/gtsm", s)
 		}
 		for _, other := range out {
 			if other.Address == a {
 				return nil, fmt.Errorf("%v is there twice", a)
 			}
 		}
-		out = append(out, BGPPeer{a, uint32(n), bfd})
+		out = append(out, BGPPeer{a, uint32(n), bfd, gtsm})
 	}
 	return out, nil
 }

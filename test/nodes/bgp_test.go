@@ -165,7 +165,8 @@ func routers(t *testing.T, software routing, as uint32, of [2]uint32) {
 	c := newSpeakers(t, 2)
 	s := c.nodes[0].Uplink.Segment
 	a, b := c.nodes[0], c.nodes[1]
-	config := routerConfig{as: as, password: "secret"}
+	config := routerConfig{as: as, password: "secret", gtsm: as != of[0]}
+	gtsm := map[bool]string{true: "/gtsm"}[config.gtsm]
 	for i, m := range c.nodes {
 		config.addPeers(of[i], m)
 		m.password("secret")
@@ -178,7 +179,7 @@ func routers(t *testing.T, software routing, as uint32, of [2]uint32) {
 	var peers []string
 	var vias []string
 	for _, r := range routers {
-		peers = append(peers, fmt.Sprintf("%v=%d", r.at(), as))
+		peers = append(peers, fmt.Sprintf("%v=%d%s", r.at(), as, gtsm))
 		vias = append(vias, "via "+r.at().String())
 	}
 	for _, m := range c.nodes {
@@ -335,6 +336,7 @@ func TestBGPDeadPath(t *testing.T) {
 			config := routerConfig{as: 65000, bfd: true, own: []netip.Prefix{netip.MustParsePrefix("10.201.200.0/24")}}
 			config.addPeers(64512, a)
 			routers := []*router{newRouter(t, s, routing, config), newRouter(t, s, routing, config)}
+			forger := newMachine(t, s)
 			a.also("--bgp-peers", fmt.Sprintf("%v=65000/bfd,%v=65000/bfd", routers[0].at(), routers[1].at()))
 			c.start()
 			uses := func(within time.Duration, want bool) {
@@ -360,8 +362,12 @@ func TestBGPDeadPath(t *testing.T) {
 			}
 			u.Cut(a.Node, routers[0].Node)
 			uses(15*time.Second, false)
+			// What was forwarded isn't from the router: it would begin a session that the router's own
+			// packets don't belong to, and that lasts for days.
+			forger.forgeBFD(routers[0].at(), a.Uplink.Addresses[0].Addr())
 			u.Heal(a.Node, routers[0].Node)
 			uses(30*time.Second, true)
+			routers[0].bfdUp(a)
 			remove(t, a)
 		})
 	}

@@ -11,8 +11,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/test/node"
@@ -73,7 +76,7 @@ func TestBGPHostile(t *testing.T) {
 	config := routerConfig{as: 65000}
 	config.addPeers(64512, a, b)
 	honest := newRouter(t, a.Uplink.Segment, bird{}, config)
-	evil := &attacker{newMachine(t, a.Uplink.Segment), a.Uplink.Addresses[0].Addr()}
+	evil := &attacker{newMachine(t, a.Uplink.Segment), a.Uplink.Addresses[0].Addr(), 65001, 64}
 	at := evil.Uplink.Addresses[0].Addr()
 	a.also("--bgp-peers", fmt.Sprintf("%v=65000,%v=65001", honest.at(), at))
 	b.also("--bgp-peers", fmt.Sprintf("%v=65000", honest.at()))
@@ -181,24 +184,40 @@ func TestBGPHostile(t *testing.T) {
 	remove(t, c.nodes...)
 }
 
-// attacker opens sessions with a node, as AS 65001.
+// attacker opens sessions with a node.
 type attacker struct {
 	*machine
 	victim netip.Addr
+	as     uint16
+	ttl    int // of its packets
 }
 
 func (e *attacker) dial(t *testing.T) net.Conn {
 	t.Helper()
-	var conn net.Conn
-	err := netns.Do(e.Net(), func() (err error) {
-		conn, err = net.DialTimeout("tcp", netip.AddrPortFrom(e.victim, 179).String(), 5*time.Second)
-		return err
-	})
+	conn, err := e.connect(t, 5*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+func (e *attacker) connect(t *testing.T, timeout time.Duration) (conn net.Conn, err error) {
+	t.Helper()
+	level, option := unix.IPPROTO_IP, unix.IP_TTL
+	if e.victim.Is6() {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+	}
+	dialer := net.Dialer{Timeout: timeout, Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, e.ttl) }), err)
+	}}
+	err = netns.Do(e.Net(), func() (err error) {
+		conn, err = dialer.DialContext(t.Context(), "tcp", netip.AddrPortFrom(e.victim, 179).String())
+		return err
+	})
+	if err == nil {
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	return conn, err
 }
 
 // hostileSession is a session that is up.
@@ -214,8 +233,8 @@ func (e *attacker) open(t *testing.T) *hostileSession {
 	node.Eventually(t, 60*time.Second, func() string {
 		conn := e.dial(t)
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		// Version 4, AS 65001, 90 seconds, an ID, and the capability of IPv4.
-		_, _ = conn.Write(message(1, 4, 0xfd, 0xe9, 0, 90, 192, 0, 2, 66, 8, 2, 6, 1, 4, 0, 1, 0, 1))
+		// Version 4, the AS, 90 seconds, an ID, and the capabilities of IPv4 and IPv6.
+		_, _ = conn.Write(message(1, 4, byte(e.as>>8), byte(e.as), 0, 90, 192, 0, 2, 66, 16, 2, 6, 1, 4, 0, 1, 0, 1, 2, 6, 1, 4, 0, 2, 0, 1))
 		_, _ = conn.Write(message(4))
 		for {
 			header := make([]byte, 19)

@@ -43,6 +43,7 @@ type routerConfig struct {
 	// aggregate is announced in place of the prefixes that it contains. It is of IPv4.
 	aggregate netip.Prefix
 	bfd       bool // with the timers of husk-bgp
+	gtsm      bool // FRR has it for other ASs only
 	peers     []routerPeer
 }
 
@@ -83,6 +84,11 @@ func newRouter(t *testing.T, on *node.Segment, r routing, c routerConfig) *route
 	}
 	forward("1")
 	t.Cleanup(func() { forward("0") })
+	// The last packet of a connection, which the kernel sends for a socket that is closed already, has
+	// the default TTL. A router with GTSM waits for it in vain.
+	if err := netns.Do(m.Net(), func() error { return netns.SetSysctl("net/ipv4/tcp_orphan_retries", "1") }); err != nil {
+		t.Error(err)
+	}
 	r.run(m, c)
 	return &router{m, r}
 }
@@ -187,6 +193,9 @@ func (b bird) run(m *machine, c routerConfig) {
 		if c.bfd {
 			reflect += " bfd on;"
 		}
+		if c.gtsm {
+			reflect += " ttl security on;"
+		}
 		gateway4 := gateway
 		if p.address.Is6() {
 			gateway4 = gateway + " extended next hop on;"
@@ -252,6 +261,9 @@ func (frr) run(m *machine, c routerConfig) {
 		}
 		if c.bfd {
 			fmt.Fprintf(&conf, " neighbor %v bfd profile fast\n", p.address)
+		}
+		if c.gtsm {
+			fmt.Fprintf(&conf, " neighbor %v ttl-security hops 1\n", p.address)
 		}
 		if p.address.Is6() {
 			fmt.Fprintf(&conf, " neighbor %v capability extended-nexthop\n", p.address)

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/network/companion"
 	"github.com/huskd/husk/internal/network/peer"
@@ -36,19 +38,22 @@ var exact = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b 
 func TestDesired(t *testing.T) {
 	self := peer.Node{Name: "a", Addresses: addresses("192.0.2.7"), Blocks: prefixes("10.201.1.0/24", "fd68:0:0:1::/64")}
 	others := []*peer.Node{
-		{Name: "b", AS: 64512, Addresses: addresses("192.0.2.9", "2001:db8::9")},
-		{Name: "c", AS: 64512, Addresses: addresses("192.0.2.3")},
+		{Name: "b", AS: 64512, Addresses: addresses("192.0.2.9", "2001:db8::9"), Blocks: prefixes("10.201.9.0/24")},
+		{Name: "c", AS: 64512, Addresses: addresses("192.0.2.3"), Blocks: prefixes("10.201.3.0/24")},
 		{Name: "another AS", AS: 64513, Addresses: addresses("192.0.2.4")},
 		{Name: "no BGP", Addresses: addresses("192.0.2.5")},
 		{Name: "another family", AS: 64512, Addresses: addresses("2001:db8::6")},
+		{Name: "the address of c", AS: 64512, Addresses: addresses("192.0.2.3", "2001:db8::8"), Blocks: prefixes("10.201.8.0/24")},
 	}
 	mesh := Config{AS: 64512, Password: "secret", Cluster: prefixes("10.201.0.0/16")}
 	want := Desired{
 		Version: Version, AS: 64512, RouterID: self.Addresses[0], Local: self.Addresses, Inside: mesh.Cluster,
 		Prefixes: prefixes("10.201.1.0/24"), // there is no next hop for the other
 		Peers: []Peer{
-			{Address: netip.MustParseAddr("192.0.2.3"), AS: 64512, Password: "secret", Passive: true},
-			{Address: netip.MustParseAddr("192.0.2.9"), AS: 64512, Password: "secret"},
+			{Address: netip.MustParseAddr("192.0.2.3"), AS: 64512, Password: "secret", Passive: true, GTSM: true,
+				Node: &Node{Blocks: prefixes("10.201.3.0/24", "10.201.8.0/24"), Addresses: addresses("192.0.2.3", "192.0.2.3", "2001:db8::8")}},
+			{Address: netip.MustParseAddr("192.0.2.9"), AS: 64512, Password: "secret", GTSM: true,
+				Node: &Node{Blocks: prefixes("10.201.9.0/24"), Addresses: addresses("192.0.2.9", "2001:db8::9")}},
 		},
 	}
 	if diff := cmp.Diff(want, mesh.desired(self, others), exact); diff != "" {
@@ -62,7 +67,7 @@ func TestDesired(t *testing.T) {
 	}
 	self.Addresses = addresses("2001:db8::1")
 	d := mesh.desired(self, others)
-	if !d.RouterID.Is4() || len(d.Prefixes) != 2 || len(d.Peers) != 2 {
+	if !d.RouterID.Is4() || len(d.Prefixes) != 2 || len(d.Peers) != 3 {
 		t.Errorf("with IPv6 only: %+v", d)
 	}
 }
@@ -122,6 +127,12 @@ func TestMain(m *testing.M) {
 			if err != nil {
 				return err
 			}
+			if args[1] == "" {
+				if err := json.NewEncoder(conn).Encode(State{Version: Version + 1}); err != nil {
+					return err
+				}
+				time.Sleep(time.Minute) // it is killed before
+			}
 			var d Desired
 			if err := json.NewDecoder(conn).Decode(&d); err != nil || !d.Stop {
 				return fmt.Errorf("told %+v, %w", d, err)
@@ -158,36 +169,46 @@ func TestStopWaits(t *testing.T) {
 	}
 }
 
-// TestAnotherVersion checks that a program of another version is told to stop in its own.
+// TestAnotherVersion checks that a program of another version is killed: its peers keep the routes
+// of one that ends in this way.
 func TestAnotherVersion(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", socket)
+	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
-	told := make(chan Desired, 1)
-	go func() {
-		conn, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		_ = json.NewEncoder(conn).Encode(State{Version: Version + 1})
-		var d Desired
-		_ = json.NewDecoder(conn).Decode(&d)
-		told <- d
-		_ = conn.Close()
-	}()
+	t.Setenv(asProgram, "1")
+	socket := filepath.Join(t.TempDir(), "s")
+	if err := companion.Start(nil, self, socket, ""); err != nil {
+		t.Fatal(err)
+	}
 	s := &Speaker{cfg: Config{Socket: socket}, send: make(chan struct{}, 1)}
 	if err := s.follow(t.Context(), func() {}); err == nil || !strings.Contains(err.Error(), "another version") {
 		t.Errorf("got %v", err)
 	}
-	select {
-	case d := <-told:
-		if !d.Stop || d.Version != Version+1 {
-			t.Errorf("told %+v", d)
+	if conn, err := net.Dial("unix", socket); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("the program: %v, want it killed", err)
+		_ = conn.Close()
+	}
+}
+
+// TestAnnounced checks which announcements of a node count, and for which of its blocks.
+func TestAnnounced(t *testing.T) {
+	n := &Node{Blocks: prefixes("10.201.4.0/24", "10.201.5.0/24", "10.201.9.0/24", "fd68:0:0:1::/64"), Addresses: addresses("192.0.2.1", "2001:db8::1")}
+	for announced, want := range map[string]string{
+		"10.201.4.0/24 192.0.2.1":     "10.201.4.0/24",
+		"10.201.4.0/24 2001:db8::1":   "10.201.4.0/24",
+		"10.201.4.0/24 192.0.2.2":     "", // another's address
+		"10.201.4.0/23 192.0.2.1":     "10.201.4.0/24 10.201.5.0/24",
+		"10.201.8.0/23 192.0.2.1":     "10.201.9.0/24", // others' blocks in it aren't the node's
+		"10.201.9.0/25 192.0.2.1":     "",
+		"10.201.3.0/24 192.0.2.1":     "",
+		"fd68:0:0:1::/64 2001:db8::1": "fd68:0:0:1::/64",
+		"fd68:0:0:3::/64 2001:db8::1": "",
+	} {
+		prefix, via, _ := strings.Cut(announced, " ")
+		got := fmt.Sprint(n.Announced(netip.MustParsePrefix(prefix), netip.MustParseAddr(via)))
+		if got != fmt.Sprint(prefixes(strings.Fields(want)...)) {
+			t.Errorf("%s counts for %s, want %s", announced, got, want)
 		}
-	case <-time.After(10 * time.Second):
-		t.Error("not told to stop")
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // Version is the version of the messages. A program of another version is replaced.
-const Version = 2
+const Version = 3
 
 // Desired is what the program is to do.
 type Desired struct {
@@ -32,6 +32,8 @@ type Desired struct {
 }
 
 // Peer is another speaker.
+//
+// All packets to it have a TTL or hop limit of 255, which routers may require (RFC 5082).
 type Peer struct {
 	Address  netip.Addr `json:"address"`
 	AS       uint32     `json:"as"`
@@ -41,6 +43,46 @@ type Peer struct {
 	Passive bool `json:"passive,omitempty"`
 	// BFD ends the session within a second if the path to the peer is dead (RFC 5881).
 	BFD bool `json:"bfd,omitempty"`
+	// GTSM requires 255 of its packets too: it is on the same link, and what a router has forwarded,
+	// such as the packets of its pods, isn't from it (RFC 5082).
+	GTSM bool `json:"gtsm,omitempty"`
+	// Node is what the peer may announce if it is a node; nil if it is a router, which may announce
+	// everything.
+	Node *Node `json:"node,omitempty"`
+}
+
+// SameSession reports whether two peers differ at most in what they may announce.
+func (p Peer) SameSession(o Peer) bool {
+	p.Node, o.Node = nil, nil
+	return p == o
+}
+
+func (p Peer) equal(o Peer) bool {
+	sameNode := p.Node == o.Node || p.Node != nil && o.Node != nil && slices.Equal(p.Node.Blocks, o.Node.Blocks) && slices.Equal(p.Node.Addresses, o.Node.Addresses)
+	return sameNode && p.SameSession(o)
+}
+
+// Node is what a node may announce: the blocks of its record, by the addresses of its record.
+type Node struct {
+	Blocks    []netip.Prefix `json:"blocks"`
+	Addresses []netip.Addr   `json:"addresses"`
+}
+
+// Announced returns for which of the node's blocks an announcement counts. If there is none, it
+// isn't for the node to make, which can also mean that its record is older.
+//
+// A larger prefix counts for the node's own blocks in it. It may have become one of adjacent blocks
+// before others have the record with all of them.
+func (n *Node) Announced(prefix netip.Prefix, via netip.Addr) (blocks []netip.Prefix) {
+	if !slices.Contains(n.Addresses, via) {
+		return nil
+	}
+	for _, b := range n.Blocks {
+		if prefix.Bits() <= b.Bits() && prefix.Contains(b.Addr()) {
+			blocks = append(blocks, b)
+		}
+	}
+	return blocks
 }
 
 // State is what the program has.
@@ -80,5 +122,5 @@ func (s State) Equal(o State) bool {
 // Equal reports whether two messages ask for the same.
 func (d Desired) Equal(o Desired) bool {
 	return d.Version == o.Version && d.Stop == o.Stop && d.AS == o.AS && d.RouterID == o.RouterID && slices.Equal(d.Local, o.Local) &&
-		slices.Equal(d.Prefixes, o.Prefixes) && slices.Equal(d.Inside, o.Inside) && slices.Equal(d.Peers, o.Peers)
+		slices.Equal(d.Prefixes, o.Prefixes) && slices.Equal(d.Inside, o.Inside) && slices.EqualFunc(d.Peers, o.Peers, Peer.equal)
 }

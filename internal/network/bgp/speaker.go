@@ -91,16 +91,26 @@ func (c Config) desired(self peer.Node, peers []*peer.Node) Desired {
 	if len(c.Peers) > 0 {
 		return d
 	}
+	byAddress := map[netip.Addr]*Node{}
 	for _, n := range peers {
 		if n.AS != c.AS {
 			continue
 		}
 		// One session carries the routes of both families.
 		for _, six := range []bool{false, true} {
-			if a := n.Address(six); a.IsValid() && self.Address(six).IsValid() {
-				d.Peers = append(d.Peers, Peer{Address: a, AS: n.AS, Password: c.Password, Passive: a.Less(self.Address(six))})
+			a := n.Address(six)
+			if !a.IsValid() || !self.Address(six).IsValid() {
+				continue
+			}
+			if other := byAddress[a]; other != nil {
+				// Both records name the address, and one of them may do so to keep the other node's session
+				// from being used. It may announce the blocks of either.
+				other.Blocks, other.Addresses = slices.Concat(other.Blocks, n.Blocks), slices.Concat(other.Addresses, n.Addresses)
 				break
 			}
+			byAddress[a] = &Node{Blocks: n.Blocks, Addresses: n.Addresses}
+			d.Peers = append(d.Peers, Peer{Address: a, AS: n.AS, Password: c.Password, Passive: a.Less(self.Address(six)), GTSM: true, Node: byAddress[a]})
+			break
 		}
 	}
 	slices.SortFunc(d.Peers, func(a, b Peer) int { return a.Address.Compare(b.Address) })
@@ -205,7 +215,10 @@ func (s *Speaker) follow(ctx context.Context, changed func()) error {
 			return fmt.Errorf("%s has ended: it is started again", Program)
 		}
 		if state.Version != Version {
-			_ = json.NewEncoder(conn).Encode(Desired{Version: state.Version, Stop: true})
+			// Peers keep the routes of a program that is killed. One that is told to stop withdraws them.
+			if err := kill(ctx, conn); err != nil {
+				return fmt.Errorf("%s is of another version: kill it: %w", Program, err)
+			}
 			return fmt.Errorf("%s is of another version: it is started again", Program)
 		}
 		s.update(state)
@@ -289,6 +302,20 @@ func Stop(socket string) error {
 		return fmt.Errorf("stop %s: it still runs after %v", Program, stopTime)
 	}
 	return nil
+}
+
+// kill kills the program that conn is connected to, and returns when it has ended.
+func kill(ctx context.Context, conn net.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTime)
+	defer cancel()
+	program, err := listenerOf(conn)
+	if err != nil || program == (oci.Process{}) {
+		return err
+	}
+	if err := pidfd.Signal(program, unix.SIGKILL); err != nil && !errors.Is(err, pidfd.ErrGone) {
+		return err
+	}
+	return wait(ctx, program)
 }
 
 // wait returns when a process has ended, or with ctx's cause.

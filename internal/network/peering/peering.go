@@ -115,7 +115,7 @@ func (n *Peering) openSpeaker() error {
 	}
 	peers, _ := c.BGPPeers() // config.Parse has checked them
 	for _, p := range peers {
-		cfg.Peers = append(cfg.Peers, bgp.Peer{Address: p.Address, AS: p.AS, Password: cfg.Password, BFD: p.BFD})
+		cfg.Peers = append(cfg.Peers, bgp.Peer{Address: p.Address, AS: p.AS, Password: cfg.Password, BFD: p.BFD, GTSM: p.GTSM})
 	}
 	speaker, err := bgp.Open(cfg)
 	if err != nil {
