@@ -6,6 +6,7 @@
 //
 //   - A rule with a mistake in it fails closed, as ClusterNetworkPolicy defines it: an Accept rule
 //     matches nothing, and any other rule denies everything.
+//   - A direction with too many rules fails closed, all of them.
 //   - A NetworkPolicy with a mistake in its podSelector isolates every pod of its namespace, and
 //     its rules match nothing.
 //   - A ClusterNetworkPolicy whose tier or subject has a mistake applies to no pod. The API doesn't
@@ -169,6 +170,37 @@ func closed(r policy.Rule) policy.Rule {
 		return policy.Rule{Name: r.Name, Action: policy.Accept, Peers: []policy.Peer{}}
 	}
 	return policy.Rule{Name: r.Name, Action: policy.Deny}
+}
+
+// The limits of a policy in one direction. What the kernel is told grows with the square of the
+// rules with networks, as each may divide the addresses that others have, and with these times the
+// ports. One rule may have any number of networks.
+const (
+	maxNetworkRules = 2000
+	maxCombinations = 1_000_000
+)
+
+// bound closes the rules of a direction that are beyond the limits.
+func (c *checker) bound(d policy.Direction, rules *policy.Rules) {
+	if rules == nil {
+		return
+	}
+	n, ports := 0, map[policy.Port]bool{}
+	for _, r := range rules.Rules {
+		if slices.ContainsFunc(r.Peers, func(p policy.Peer) bool { return p.Networks != nil }) {
+			n++
+		}
+		for _, p := range r.Ports {
+			ports[p] = true
+		}
+	}
+	if n <= maxNetworkRules && n*len(ports) <= maxCombinations {
+		return
+	}
+	c.wrong(fmt.Sprintf("spec.%s", d), "has %d rules with networks, and %d ports: use at most %d such rules, and %d combinations: name several networks in one rule", n, len(ports), maxNetworkRules, maxCombinations)
+	for i, r := range rules.Rules {
+		rules.Rules[i] = closed(r)
+	}
 }
 
 // ruleName is the name of a rule that has none of its own.

@@ -260,3 +260,41 @@ func TestClusterMistakes(t *testing.T) {
 		})
 	}
 }
+
+// TestBounds checks that a direction with too many rules fails closed, and the other one stays.
+func TestBounds(t *testing.T) {
+	networks := func(n int) string {
+		return strings.Repeat(`{from: [{ipBlock: {cidr: 192.0.2.0/24}}]},`, n)
+	}
+	ports := func(n int) (out string) {
+		for i := range n {
+			out += fmt.Sprintf(`{port: %d},`, i+1)
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		ingress string
+		closed  bool
+	}{
+		"as many rules as there may be":  {networks(maxNetworkRules), false},
+		"one more":                       {networks(maxNetworkRules + 1), true},
+		"rules without networks":         {strings.Repeat(`{from: [{podSelector: {}}]},`, 2*maxNetworkRules), false},
+		"many networks in a rule":        {`{from: [` + strings.Repeat(`{ipBlock: {cidr: 192.0.2.0/24}},`, 3*maxNetworkRules) + `]}`, false},
+		"few combinations":               {networks(500) + `{ports: [` + ports(2000) + `]}`, false},
+		"combinations that are too many": {networks(501) + `{ports: [` + ports(2000) + `]}`, true},
+	} {
+		p, problems := namespaced(t, `{policyTypes: [Ingress, Egress], ingress: [`+c.ingress+`], egress: [{}]}`)
+		if (len(problems) == 1) != c.closed || len(problems) > 1 {
+			t.Errorf("%s: problems %v", name, problems)
+		}
+		for _, r := range p.Ingress.Rules {
+			if empty := r.Peers != nil && len(r.Peers) == 0; empty != c.closed {
+				t.Errorf("%s: rule %+v", name, r)
+				break
+			}
+		}
+		if len(p.Egress.Rules) != 1 || p.Egress.Rules[0].Peers != nil {
+			t.Errorf("%s: egress is %+v", name, p.Egress)
+		}
+	}
+}

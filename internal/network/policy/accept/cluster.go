@@ -31,6 +31,8 @@ func Cluster(p *ClusterNetworkPolicy) (policy.Policy, []Problem) {
 		c.wrong("spec.priority", "%d is out of range: use 0 to %d", out.Priority, maxPriority)
 	}
 	out.Ingress, out.Egress = c.rules(policy.Ingress, p.Spec.Ingress), c.rules(policy.Egress, p.Spec.Egress)
+	c.bound(policy.Ingress, out.Ingress)
+	c.bound(policy.Egress, out.Egress)
 	for _, field := range c.unknown {
 		if strings.HasPrefix(field, "spec.") && !strings.ContainsAny(field, "[]") && !strings.HasPrefix(field, "spec.subject.") {
 			c.wrong(field, "is unknown and has no effect: remove it")

@@ -35,6 +35,8 @@ func Namespaced(p *networkingv1.NetworkPolicy) (policy.Policy, []Problem) {
 			out.Egress.Rules = append(out.Egress.Rules, c.rule(policy.Egress, i, "to", r.To, r.Ports))
 		}
 	}
+	c.bound(policy.Ingress, out.Ingress)
+	c.bound(policy.Egress, out.Egress)
 	for _, rules := range []*policy.Rules{out.Ingress, out.Egress} {
 		if unreadable && rules != nil {
 			for i, r := range rules.Rules {

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/clustertest"
@@ -414,6 +415,116 @@ func TestMistakes(t *testing.T) {
 	s.Remove(clusterList.Path, "", "c")
 	problems("map[]")
 	w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+}
+
+// TestHostileObjects checks that objects with absurd contents stop nothing, that policies among
+// them deny what they can't say, and that the others are as they were.
+func TestHostileObjects(t *testing.T) {
+	s := clustertest.New(t)
+	port := func(n int) *intstr.IntOrString { p := intstr.FromInt(n); return &p }
+	many := func(n int, rule networkingv1.NetworkPolicyIngressRule) []networkingv1.NetworkPolicyIngressRule {
+		return slices.Repeat([]networkingv1.NetworkPolicyIngressRule{rule}, n)
+	}
+	from := func(p networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicyIngressRule {
+		return networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{p}}
+	}
+	block := func(cidr string, except ...string) networkingv1.NetworkPolicyPeer {
+		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr, Except: except}}
+	}
+	long := strings.Repeat("x", 100_000)
+	huge := &metav1.LabelSelector{}
+	for i := range 10_000 {
+		huge.MatchExpressions = append(huge.MatchExpressions, metav1.LabelSelectorRequirement{Key: fmt.Sprint("l", i), Operator: metav1.LabelSelectorOpDoesNotExist})
+	}
+	hostile := map[string][]networkingv1.NetworkPolicyIngressRule{
+		"rules":    many(10_000, from(block("192.0.2.0/24"))),
+		"empty":    many(10_000, from(networkingv1.NetworkPolicyPeer{})),
+		"cidr":     {from(block("not a network"))},
+		"nul":      {from(block("10.0.0.0/8\x00"))},
+		"long":     {from(block(long))},
+		"wide":     {from(block("10.0.0.0/99"))},
+		"except":   {from(block("10.0.0.0/8", "0.0.0.0/0"))},
+		"port":     {{Ports: []networkingv1.NetworkPolicyPort{{Port: port(1 << 20)}}}},
+		"negative": {{Ports: []networkingv1.NetworkPolicyPort{{Port: port(-1)}}}},
+		"range":    {{Ports: []networkingv1.NetworkPolicyPort{{Port: port(100), EndPort: new(int32)}}}},
+		"operator": {from(networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}})},
+		"key":      {from(networkingv1.NetworkPolicyPeer{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{long: long}}})},
+	}
+	put := func(name string, rules ...networkingv1.NetworkPolicyIngressRule) {
+		p := namespacedPolicy(name, networkingv1.PolicyTypeIngress)
+		if _, bad := hostile[name]; bad {
+			p.Namespace = "hostile"
+		}
+		p.Spec.Ingress = rules
+		s.Put(namespacedList.Path, p)
+	}
+	for name, rules := range hostile {
+		put(name, rules...)
+	}
+	put("good", from(networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{}}))
+	put("selector", from(networkingv1.NetworkPolicyPeer{PodSelector: huge})) // large, and valid
+	odd := pod("odd", "1", "10.0.0.300")
+	odd.Status.PodIPs = append(odd.Status.PodIPs, corev1.PodIP{IP: long}, corev1.PodIP{IP: "fe80::1%eth0"}, corev1.PodIP{IP: "10.0.0.2"})
+	odd.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: long, ContainerPort: -1}, {Name: "p", ContainerPort: 1 << 20, Protocol: "ICMP"}}}}
+	s.Put(podList.Path, odd)
+	strange := node("strange", "1", "not an address")
+	strange.Spec.PodCIDRs = []string{"", long, "255.255.255.255/32"}
+	s.Put(nodeList.Path, strange)
+	s.Put(namespaceList.Path, namespace("n", "1"))
+	s.Put(namespaceList.Path, namespace("hostile", "1"))
+
+	w := start(t, s)
+	arrived := func(want int) {
+		t.Helper()
+		clustertest.Eventually(t, func() string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if len(w.policies) != want || len(w.pods) != 1 || len(w.nodes) != 1 {
+				return fmt.Sprintf("%d policies, %d pods, %d nodes", len(w.policies), len(w.pods), len(w.nodes))
+			}
+			return ""
+		})
+	}
+	arrived(len(hostile) + 2)
+	w.mu.Lock()
+	for name := range hostile {
+		name = "NetworkPolicy hostile/" + name
+		p := w.policies[name]
+		if p == nil || w.problems[name] == "" || len(w.problems[name]) > 10_000 {
+			t.Errorf("%s: %v, problems of %d bytes", name, p != nil, len(w.problems[name]))
+			continue
+		}
+		if !p.Subject.Selects("hostile", nil, nil) || p.Ingress == nil {
+			t.Errorf("%s isolates nothing", name)
+		}
+		for _, r := range p.Ingress.Rules {
+			if r.Peers == nil || len(r.Peers) > 0 {
+				t.Errorf("%s allows something: %+v", name, r)
+				break
+			}
+		}
+	}
+	for _, name := range []string{"NetworkPolicy n/good", "NetworkPolicy n/selector"} {
+		if p := w.policies[name]; p == nil || w.problems[name] != "" || len(p.Ingress.Rules) != 1 || len(p.Ingress.Rules[0].Peers) != 1 {
+			t.Errorf("%s is %+v, with problems %q", name, p, w.problems[name])
+		}
+	}
+	w.mu.Unlock()
+
+	// The namespace goes, and then its policies: the others stay.
+	s.Remove(namespaceList.Path, "", "hostile")
+	for name := range hostile {
+		s.Remove(namespacedList.Path, "hostile", name)
+	}
+	arrived(2)
+	clustertest.Eventually(t, func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if len(w.problems) > 0 || len(w.labels) != 1 {
+			return fmt.Sprint(w.labels, len(w.problems))
+		}
+		return ""
+	})
 }
 
 // TestMemory checks what is kept of 10,000 pods of 200 ReplicaSets.

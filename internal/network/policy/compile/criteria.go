@@ -42,7 +42,7 @@ type criterion struct {
 	// One is set.
 	pods     *policy.PodSelector
 	nodes    labels.Selector
-	networks *policy.Networks
+	networks []*policy.Networks // all of a rule's
 	port     *portName
 }
 
@@ -65,7 +65,7 @@ func (c *criteria) peer(p *policy.Peer) *criterion {
 		if !p.Networks.Prefix.IsValid() {
 			return nil
 		}
-		return c.acquire(networksKey(p.Networks), criterion{networks: p.Networks})
+		return c.networks([]*policy.Networks{p.Networks})
 	case p.Nodes != nil:
 		if _, ok := p.Nodes.Requirements(); !ok {
 			return nil
@@ -77,6 +77,16 @@ func (c *criteria) peer(p *policy.Peer) *criterion {
 		}
 	}
 	return nil
+}
+
+// networks returns the criterion of an address that one of the networks contains.
+func (c *criteria) networks(all []*policy.Networks) *criterion {
+	keys := make([]string, len(all))
+	for i, n := range all {
+		keys[i] = networksKey(n)
+	}
+	slices.Sort(keys)
+	return c.acquire("networks "+strings.Join(slices.Compact(keys), ","), criterion{networks: all})
 }
 
 // portName returns the criterion of a destination's named port.
@@ -201,7 +211,7 @@ func networksKey(n *policy.Networks) string {
 		}
 	}
 	slices.Sort(except)
-	return "networks " + n.Prefix.Masked().String() + " " + strings.Join(slices.Compact(except), " ")
+	return n.Prefix.Masked().String() + " " + strings.Join(slices.Compact(except), " ")
 }
 
 // index finds the selectors that may select a pod.

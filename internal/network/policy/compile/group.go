@@ -44,8 +44,8 @@ func (u universe) contains(group int) bool {
 
 func (c *criterion) universe() universe {
 	switch {
-	case c.networks != nil && c.networks.Prefix.Bits() == 0 && !slices.ContainsFunc(c.networks.Except, netip.Prefix.IsValid):
-		if c.networks.Prefix.Addr().Is4() {
+	case len(c.networks) == 1 && isUniversal(c.networks[0]):
+		if c.networks[0].Prefix.Addr().Is4() {
 			return allIPv4
 		}
 		return allIPv6
@@ -120,4 +120,9 @@ func (p *profile) buildGroups() {
 		}
 		p.groups[g] = &allowed{p.certain[g].matches(&general)}
 	}
+}
+
+// isUniversal reports whether networks are all addresses of a family.
+func isUniversal(n *policy.Networks) bool {
+	return n.Prefix.Bits() == 0 && !slices.ContainsFunc(n.Except, netip.Prefix.IsValid)
 }

@@ -32,10 +32,11 @@ var (
 	namedPorts = ports{everyPort, everyPort, everyPort}
 )
 
-// add adds a range of ports of a protocol that has ports.
-func (p *ports) add(protocol policy.Protocol, s span) {
-	if i := slices.Index(protocols[:], protocol); i >= 0 && s.first <= s.last {
-		p[i] = p[i].union(spans{s})
+// add adds ranges of ports of a protocol that has ports.
+func (p *ports) add(protocol policy.Protocol, ranges ...span) {
+	ranges = slices.DeleteFunc(ranges, func(s span) bool { return s.first > s.last })
+	if i := slices.Index(protocols[:], protocol); i >= 0 && len(ranges) > 0 {
+		p[i] = p[i].union(spans{}.merge(ranges))
 	}
 }
 
@@ -60,7 +61,11 @@ func (p *ports) full() bool {
 
 // contain reports whether a range is part of one of the spans.
 func (s spans) contain(part span) bool {
-	return slices.ContainsFunc(s, func(t span) bool { return t.first <= part.first && part.last <= t.last })
+	i, found := slices.BinarySearchFunc(s, part.first, func(t span, first uint16) int { return int(t.first) - int(first) })
+	if !found {
+		i--
+	}
+	return i >= 0 && part.last <= s[i].last
 }
 
 func (s spans) union(t spans) spans {
@@ -70,6 +75,11 @@ func (s spans) union(t spans) spans {
 	case len(t) == 0:
 		return s
 	}
+	return s.merge(t)
+}
+
+// merge is union, also of ranges that are in no order, overlap, or are adjacent.
+func (s spans) merge(t []span) spans {
 	all := slices.Concat(s, t)
 	slices.SortFunc(all, func(a, b span) int { return int(a.first) - int(b.first) })
 	out := all[:1]
@@ -102,9 +112,12 @@ func (s spans) subtract(t spans) spans {
 	var out spans
 	for _, from := range s {
 		rest := true
+		for len(t) > 0 && t[0].last < from.first {
+			t = t[1:]
+		}
 		for _, hole := range t {
-			if hole.last < from.first || hole.first > from.last {
-				continue
+			if hole.first > from.last {
+				break
 			}
 			if hole.first > from.first {
 				out = append(out, span{from.first, hole.first - 1})

@@ -66,9 +66,11 @@ func newSource(p *policy.Policy) *source {
 	if p.Ingress == nil {
 		return s
 	}
+	seen := map[portName]bool{}
 	for _, r := range p.Ingress.Rules {
 		for _, port := range r.Ports {
-			if n := (portName{port.Name, port.Protocol}); n.name != "" && !slices.Contains(s.names, n) {
+			if n := (portName{port.Name, port.Protocol}); n.name != "" && !seen[n] {
+				seen[n] = true
 				s.names = append(s.names, n)
 			}
 		}
@@ -105,22 +107,37 @@ func (s *source) drop(c *criteria) {
 
 func (s *source) compile(from *policy.Rule, d policy.Direction, c *criteria) rule {
 	out := rule{action: from.Action, tier: s.Tier, anyone: from.Peers == nil}
-	for i := range from.Peers {
-		if found := c.peer(&from.Peers[i]); found != nil {
-			s.held = append(s.held, found)
-			out.peers = append(out.peers, found.bit)
-			if u := found.universe(); u != none {
-				out.universal = append(out.universal, universalPeer{u, found.bit})
-			}
+	// Networks of a rule are one criterion: otherwise each would be a class, and what the rule allows
+	// would be as many elements as it has networks, times its ports.
+	var networks []*policy.Networks
+	hold := func(found *criterion) {
+		if found == nil {
+			return
 		}
+		s.held = append(s.held, found)
+		out.peers = append(out.peers, found.bit)
+		if u := found.universe(); u != none {
+			out.universal = append(out.universal, universalPeer{u, found.bit})
+		}
+	}
+	for i := range from.Peers {
+		if n := from.Peers[i].Networks; n != nil && n.Prefix.IsValid() && !isUniversal(n) {
+			networks = append(networks, n)
+		} else {
+			hold(c.peer(&from.Peers[i]))
+		}
+	}
+	if len(networks) > 0 {
+		hold(c.networks(networks))
 	}
 	if from.Ports == nil {
 		out.ports = allPorts
 	}
+	numbers := map[policy.Protocol][]span{}
 	for _, p := range from.Ports {
 		switch name := (portName{p.Name, p.Protocol}); {
 		case p.Name == "":
-			out.ports.add(p.Protocol, span{p.First, p.Last})
+			numbers[p.Protocol] = append(numbers[p.Protocol], span{p.First, p.Last})
 		case d == policy.Ingress:
 			out.ingress = append(out.ingress, name)
 		default:
@@ -128,6 +145,9 @@ func (s *source) compile(from *policy.Rule, d policy.Direction, c *criteria) rul
 			s.held = append(s.held, found)
 			out.egress = append(out.egress, found)
 		}
+	}
+	for protocol, all := range numbers {
+		out.ports.add(protocol, all...)
 	}
 	return out
 }
@@ -469,14 +489,32 @@ func (p *profile) emit(u *ruleset.Update, c *classes, forgotten bool) {
 	p.rebuilt, p.kernel = false, nil
 }
 
+// compareMatches compares as ports.matches orders them.
+func compareMatches(a, b ruleset.Match) int {
+	order := func(p ruleset.Protocol) int {
+		switch p {
+		case ruleset.Every:
+			return -1
+		case ruleset.Other:
+			return len(protocols)
+		}
+		return slices.Index(protocols[:], policy.Protocol(p))
+	}
+	return cmp.Or(cmp.Compare(order(a.Protocol), order(b.Protocol)), cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
+}
+
 // differ adds to an update what a number is allowed otherwise than before.
 func (p *profile) differ(u *ruleset.Update, id Identity, was, is *allowed) {
 	if was == is {
 		return
 	}
 	missing := func(to *map[ruleset.ProfileID][]ruleset.Match, from, in *allowed) {
+		rest := in.matches // both are in order
 		for _, m := range from.matches {
-			if slices.Contains(in.matches, m) {
+			for len(rest) > 0 && compareMatches(rest[0], m) < 0 {
+				rest = rest[1:]
+			}
+			if len(rest) > 0 && rest[0] == m {
 				continue
 			}
 			if *to == nil {

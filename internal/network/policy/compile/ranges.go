@@ -35,8 +35,8 @@ func edges(all map[string]*criterion, nodes map[string]*policy.Node, v4 bool) []
 	for _, c := range all {
 		switch {
 		case !c.settled:
-		case c.networks != nil && c.networks.Prefix.Addr().Is4() == v4:
-			for _, r := range contained(c.networks) {
+		case c.networks != nil:
+			for _, r := range union(c.networks, v4) {
 				add(c.bit, r[0], r[1])
 			}
 		case c.nodes != nil:
@@ -79,6 +79,28 @@ func contained(n *policy.Networks) [][2]netip.Addr {
 		}
 	}
 	return append(out, [2]netip.Addr{first, last})
+}
+
+// union returns the ranges of one family's addresses that one of the networks contains.
+func union(all []*policy.Networks, v4 bool) [][2]netip.Addr {
+	var ranges [][2]netip.Addr
+	for _, n := range all {
+		if n.Prefix.Addr().Is4() == v4 {
+			ranges = append(ranges, contained(n)...)
+		}
+	}
+	slices.SortFunc(ranges, func(a, b [2]netip.Addr) int { return a[0].Compare(b[0]) })
+	var out [][2]netip.Addr
+	for _, r := range ranges {
+		if n := len(out); n > 0 && !out[n-1][1].Less(r[0]) {
+			if out[n-1][1].Less(r[1]) {
+				out[n-1][1] = r[1]
+			}
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // segments returns those that edges make, in order.
