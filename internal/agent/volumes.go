@@ -171,7 +171,7 @@ func (v *volumes) write(vol *corev1.Volume) (string, error) {
 	}
 	var out []volume.File
 	for _, f := range files {
-		out = append(out, volume.File{Path: f.Path, Data: f.Data, Mode: os.FileMode(f.Mode)})
+		out = append(out, volume.File{Path: f.Path, Data: f.Data, Mode: os.FileMode(f.Mode), User: f.User})
 	}
 	return v.a.cfg.Volumes.Write(v.uid(), vol.Name, out, rec.Pod.Spec.SecurityContext.FSGroup)
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // File is a file of a volume whose content comes from the manifest.
@@ -16,6 +18,15 @@ type File struct {
 	Path string // relative to the volume
 	Data []byte
 	Mode os.FileMode
+	User *int64 // the owner; nil is root
+}
+
+// mode returns the mode of the file in a volume of the group.
+func (f File) mode(group *int64) os.FileMode {
+	if group == nil {
+		return f.Mode
+	}
+	return f.Mode | 0o440
 }
 
 // The files are in a directory that the link ..data points to. All files change at once when the
@@ -52,7 +63,7 @@ func write(root string, files []File, group *int64) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if old == "" || !sameFiles(filepath.Join(root, old), files) {
+	if old == "" || !sameFiles(filepath.Join(root, old), files, group) {
 		if err := replace(root, files, group); err != nil {
 			return err
 		}
@@ -101,15 +112,16 @@ func writeFile(dir string, f File, group *int64) error {
 	if err := os.WriteFile(path, f.Data, 0o600); err != nil {
 		return err
 	}
-	mode := f.Mode
-	if group != nil {
-		mode |= 0o440
+	if f.User != nil {
+		if err := os.Chown(path, int(*f.User), -1); err != nil {
+			return err
+		}
 	}
-	return setOwner(path, group, mode)
+	return setOwner(path, group, f.mode(group))
 }
 
-// sameFiles reports whether a directory has exactly these files.
-func sameFiles(dir string, files []File) bool {
+// sameFiles reports whether a directory has exactly these files, with these modes and owners.
+func sameFiles(dir string, files []File, group *int64) bool {
 	var found []string
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
@@ -123,6 +135,14 @@ func sameFiles(dir string, files []File) bool {
 	for _, f := range files {
 		data, err := os.ReadFile(filepath.Join(dir, f.Path))
 		if err != nil || !slices.Contains(found, f.Path) || !bytes.Equal(data, f.Data) {
+			return false
+		}
+		owner := int64(os.Geteuid())
+		if f.User != nil {
+			owner = *f.User
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, f.Path), &st); err != nil || os.FileMode(st.Mode&0o777) != f.mode(group) || int64(st.Uid) != owner {
 			return false
 		}
 	}

@@ -60,10 +60,10 @@ func TestWrite(t *testing.T) {
 		want  string
 	}{
 		{nil, ""},
-		{[]File{{"a", []byte("1"), 0o644}, {"dir/sub/b", []byte("2"), 0o400}}, "a=1 644, dir/sub/b=2 400"},
-		{[]File{{"a", []byte("1"), 0o644}, {"dir/sub/b", []byte("2"), 0o400}}, "a=1 644, dir/sub/b=2 400"},
-		{[]File{{"a", []byte("3"), 0o600}}, "a=3 600"},
-		{[]File{{"a/b", []byte("4"), 0o600}, {"c", nil, 0}}, "a/b=4 600, c= 0"},
+		{[]File{{Path: "a", Data: []byte("1"), Mode: 0o644}, {Path: "dir/sub/b", Data: []byte("2"), Mode: 0o400}}, "a=1 644, dir/sub/b=2 400"},
+		{[]File{{Path: "a", Data: []byte("1"), Mode: 0o644}, {Path: "dir/sub/b", Data: []byte("2"), Mode: 0o400}}, "a=1 644, dir/sub/b=2 400"},
+		{[]File{{Path: "a", Data: []byte("3"), Mode: 0o600}}, "a=3 600"},
+		{[]File{{Path: "a/b", Data: []byte("4"), Mode: 0o600}, {Path: "c", Mode: 0}}, "a/b=4 600, c= 0"},
 		{nil, ""},
 	} {
 		if got := put(c.files...); got != c.want {
@@ -71,10 +71,10 @@ func TestWrite(t *testing.T) {
 		}
 	}
 	// Unchanged files aren't written again.
-	put(File{"a", []byte("1"), 0o644})
+	put(File{Path: "a", Data: []byte("1"), Mode: 0o644})
 	link := filepath.Join(v.State, "pods/uid/volumes/v/..data")
 	before, _ := os.Readlink(link)
-	put(File{"a", []byte("1"), 0o644})
+	put(File{Path: "a", Data: []byte("1"), Mode: 0o644})
 	if after, _ := os.Readlink(link); after != before {
 		t.Errorf("it was written again: %s, then %s", before, after)
 	}
@@ -83,7 +83,7 @@ func TestWrite(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "..files_old"), 0o700), os.Symlink("nowhere", filepath.Join(root, "..data_tmp"))); err != nil {
 		t.Fatal(err)
 	}
-	put(File{"a", []byte("2"), 0o644})
+	put(File{Path: "a", Data: []byte("2"), Mode: 0o644})
 	if entries, _ := os.ReadDir(root); len(entries) != 3 {
 		t.Errorf("left: %v", entries)
 	}
@@ -97,7 +97,7 @@ func TestGroup(t *testing.T) {
 	hosttest.Root(t)
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	group := new(int64(4711))
-	payload, err := v.Write("uid", "v", []File{{"dir/a", nil, 0o400}}, group)
+	payload, err := v.Write("uid", "v", []File{{Path: "dir/a", Mode: 0o400}}, group)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +122,48 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// TestOwner checks that a file gets the owner and mode that are wanted, also a file that an older
+// version has written.
+func TestOwner(t *testing.T) {
+	t.Parallel()
+	hosttest.Root(t)
+	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
+	user := new(int64(1234))
+	for _, c := range []struct {
+		file  File
+		group *int64
+		want  string
+	}{
+		{File{Path: "token", Data: []byte("t"), Mode: 0o644}, nil, "0:0 644"},
+		{File{Path: "token", Data: []byte("t"), Mode: 0o600, User: user}, nil, "1234:0 600"},
+		{File{Path: "token", Data: []byte("t"), Mode: 0o600, User: user}, new(int64(4711)), "1234:4711 640"},
+		{File{Path: "token", Data: []byte("t"), Mode: 0o600}, new(int64(4711)), "0:4711 640"},
+	} {
+		root, err := v.Write("uid", "v", []File{c.file}, c.group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		err = unix.Stat(filepath.Join(root, "token"), &st)
+		if got := fmt.Sprintf("%d:%d %o", st.Uid, st.Gid, st.Mode&0o7777); err != nil || got != c.want {
+			t.Errorf("the token is %s, %v; want %s", got, err, c.want)
+		}
+		first, err := os.Readlink(filepath.Join(root, dataLink))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.Write("uid", "v", []File{c.file}, c.group); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := os.Readlink(filepath.Join(root, dataLink)); err != nil || again != first {
+			t.Errorf("the same file was written again: %s, %s, %v", first, again, err)
+		}
+	}
+	if err := v.TearDown("uid"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestWriteIsAtomic checks that a reader of one directory never sees files of two writes.
 func TestWriteIsAtomic(t *testing.T) {
 	t.Parallel()
@@ -129,7 +171,7 @@ func TestWriteIsAtomic(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	files := func(i int) []File {
 		data := []byte(fmt.Sprint(i))
-		return []File{{"a", data, 0o644}, {"b", data, 0o644}}
+		return []File{{Path: "a", Data: data, Mode: 0o644}, {Path: "b", Data: data, Mode: 0o644}}
 	}
 	root, err := v.Write("uid", "v", files(0), nil)
 	if err != nil {

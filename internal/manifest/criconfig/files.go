@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,8 @@ type File struct {
 	Path string
 	Data []byte
 	Mode int32
+	// User owns the file, if it isn't nil. It is an ID in the container.
+	User *int64
 }
 
 // Files returns the files of a volume with manifest.Projections, sorted by path. Of several files
@@ -29,10 +32,12 @@ func Files(pod *corev1.Pod, v *corev1.Volume, objects manifest.Objects, n Node) 
 		case part.ConfigMap != nil:
 			err = p.object(manifest.KindConfigMap, part.ConfigMap.Name, part.ConfigMap.Items, part.ConfigMap.Optional)
 		case part.Secret != nil:
+			p.token = strings.HasPrefix(part.Secret.Name, tokenPrefix(pod))
 			err = p.object(manifest.KindSecret, part.Secret.Name, part.Secret.Items, part.Secret.Optional)
 		case part.DownwardAPI != nil:
 			err = p.downward(part.DownwardAPI.Items)
 		}
+		p.token = false
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
@@ -44,6 +49,43 @@ func Files(pod *corev1.Pod, v *corev1.Volume, objects manifest.Objects, n Node) 
 	return out, nil
 }
 
+// TokenName returns the name of the secret that stands for the service account token number i of a
+// pod.
+func TokenName(pod *corev1.Pod, i int) string { return tokenPrefix(pod) + strconv.Itoa(i) }
+
+func tokenPrefix(pod *corev1.Pod) string { return "token." + string(pod.UID) + "." }
+
+// protect makes a token readable for the pod's processes only, by the kubelet's rule: for the user
+// that all containers run as, and for fsGroup, which gets its right when the file is written. If
+// the pod has neither, users that only images name must be able to read it.
+func (f *File) protect(pod *corev1.Pod) {
+	f.User = onlyUser(&pod.Spec)
+	if f.User != nil || pod.Spec.SecurityContext != nil && pod.Spec.SecurityContext.FSGroup != nil {
+		f.Mode = 0o600
+	}
+}
+
+// onlyUser returns the user that the pod's specification has all containers run as; nil if there is
+// none. Ephemeral containers don't count: they come later.
+func onlyUser(spec *corev1.PodSpec) (only *int64) {
+	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			var user *int64
+			if spec.SecurityContext != nil {
+				user = spec.SecurityContext.RunAsUser
+			}
+			if c := list[i].SecurityContext; c != nil && c.RunAsUser != nil {
+				user = c.RunAsUser
+			}
+			if user == nil || only != nil && *only != *user {
+				return nil
+			}
+			only = user
+		}
+	}
+	return only
+}
+
 // projection collects the files of a volume.
 type projection struct {
 	pod     *corev1.Pod
@@ -51,12 +93,16 @@ type projection struct {
 	node    Node
 	mode    int32
 	files   map[string]File
+	token   bool // the part being added is a service account token
 }
 
 func (p *projection) add(name string, data []byte, mode *int32) {
-	f := File{path.Clean(name), data, p.mode}
+	f := File{Path: path.Clean(name), Data: data, Mode: p.mode}
 	if mode != nil {
 		f.Mode = *mode
+	}
+	if p.token {
+		f.protect(p.pod)
 	}
 	p.files[f.Path] = f
 }

@@ -48,6 +48,43 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestTokenFiles checks that a service account token is readable for those whom the pod names, and
+// that other files stay as the volume says. The rule is the kubelet's.
+func TestTokenFiles(t *testing.T) {
+	t.Parallel()
+	const one, both = "containers: [{name: a, image: 'a:1'%s}]", "initContainers: [{name: i, image: 'a:1'%s}]\n  containers: [{name: a, image: 'a:1'%s}]"
+	user := func(id int) string { return fmt.Sprintf(", securityContext: {runAsUser: %d}", id) }
+	for spec, want := range map[string]string{
+		fmt.Sprintf(one, ""):                                                                    "640 nobody's",
+		fmt.Sprintf(one, user(0)):                                                               "600 0",
+		fmt.Sprintf(one, user(7)):                                                               "600 7",
+		fmt.Sprintf(both, user(7), user(7)):                                                     "600 7",
+		fmt.Sprintf(both, user(7), user(8)):                                                     "640 nobody's",
+		fmt.Sprintf(both, user(7), ""):                                                          "640 nobody's",
+		fmt.Sprintf(both, "", user(7)):                                                          "640 nobody's",
+		"securityContext: {runAsUser: 9}\n  " + fmt.Sprintf(both, "", ""):                       "600 9",
+		"securityContext: {runAsUser: 9}\n  " + fmt.Sprintf(both, "", user(7)):                  "640 nobody's",
+		"securityContext: {fsGroup: 5}\n  " + fmt.Sprintf(one, ""):                              "600 nobody's",
+		"securityContext: {fsGroup: 5, runAsUser: 9}\n  " + fmt.Sprintf(both, user(3), user(3)): "600 3",
+	} {
+		p := pod(t, "  volumes: [{name: v, projected: {defaultMode: 0640, sources: [{secret: {name: token.u.0, items: [{key: token, path: token}]}}, {configMap: {name: c, items: [{key: a, path: a}]}}]}}]\n  "+spec+"\n")
+		p.Name, p.Namespace, p.UID = "p", "default", "u"
+		with := objects.Of(p)
+		with[manifest.ObjectKey(manifest.KindSecret, "default", "token.u.0")] = manifest.Object{"token": []byte("t")}
+		files, err := Files(p, &p.Spec.Volumes[0], with, node())
+		if err != nil || len(files) != 2 {
+			t.Fatalf("%s: %v, %v", spec, files, err)
+		}
+		got := fmt.Sprintf("%o nobody's", files[1].Mode)
+		if files[1].User != nil {
+			got = fmt.Sprintf("%o %d", files[1].Mode, *files[1].User)
+		}
+		if got != want || files[0].Mode != 0o640 || files[0].User != nil {
+			t.Errorf("%s: the token's mode and owner are %s, want %s; the other file is %+v", spec, got, want, files[0])
+		}
+	}
+}
+
 func TestSubPaths(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ mount, want string }{

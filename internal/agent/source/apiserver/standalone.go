@@ -1,13 +1,13 @@
 package apiserver
 
 import (
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // tokenSpec is a service account token in a volume of a pod.
@@ -70,7 +70,7 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 				continue
 			}
 			t := tokenSpec{
-				name: fmt.Sprintf("token.%s.%d", pod.UID, len(tokens)), namespace: pod.Namespace, account: account,
+				name: criconfig.TokenName(pod, len(tokens)), namespace: pod.Namespace, account: account,
 				audience: from.ServiceAccountToken.Audience, seconds: tokenSeconds, pod: out.ObjectMeta,
 			}
 			if s := from.ServiceAccountToken.ExpirationSeconds; s != nil {
