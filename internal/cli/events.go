@@ -73,7 +73,7 @@ func eventJSON(e *huskv1.Event) string {
 	if err != nil {
 		return err.Error() // can't be: it has text and numbers only
 	}
-	return string(raw)
+	return string(render.CleanJSON(raw))
 }
 
 // collectEvents returns the events that huskd remembers.

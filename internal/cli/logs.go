@@ -14,6 +14,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
@@ -26,6 +27,9 @@ func newLogs(a *app) *cobra.Command {
 		Use:   "logs NAME",
 		Short: "Print the logs of a container; its standard error goes to standard error.",
 		Long: `Print the logs of a container; its standard error goes to standard error.
+
+On a terminal, control sequences except colours are shown as text, so that a
+program can't change what else is there. A file or pipe gets the bytes.
 
 -l is podman's "latest": a selector by labels, as kubectl's -l is, would have to
 print several pods at once, which husk logs doesn't.`,
@@ -185,6 +189,7 @@ func (a *app) writeLines(lines <-chan *huskv1.LogsResponse, timestamps bool) err
 	errs := bufio.NewWriterSize(a.errs, 64<<10)
 	defer errs.Flush()
 	defer out.Flush()
+	shown := map[*bufio.Writer]bool{out: terminal.Is(a.out), errs: terminal.Is(a.errs)}
 	for {
 		var line *huskv1.LogsResponse
 		select {
@@ -207,6 +212,9 @@ func (a *app) writeLines(lines <-chan *huskv1.LogsResponse, timestamps bool) err
 		}
 		if timestamps {
 			_, _ = to.WriteString(time.Unix(0, line.TimeNs).UTC().Format(logTime) + " ")
+		}
+		if shown[to] {
+			line.Line = []byte(render.LogLine(string(line.Line)))
 		}
 		_, _ = to.Write(line.Line)
 		if err := to.WriteByte('\n'); err != nil {

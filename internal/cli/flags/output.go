@@ -138,7 +138,7 @@ func (o Output) PrintJSON(to *os.File, data []byte) error {
 		}
 		text.Write(y)
 	} else {
-		if err := json.Indent(&text, bytes.TrimSpace(data), "", "  "); err != nil {
+		if err := json.Indent(&text, render.CleanJSON(bytes.TrimSpace(data)), "", "  "); err != nil {
 			return fmt.Errorf("huskd's answer is not valid JSON: %w", err)
 		}
 		text.WriteByte('\n')

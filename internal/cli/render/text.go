@@ -1,6 +1,9 @@
 package render
 
 import (
+	"bytes"
+	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -26,6 +29,63 @@ func Clean(s string) string {
 	}
 	return b.String()
 }
+
+// CleanJSON escapes the control characters in a JSON document that JSON allows as they are: DEL and
+// C1, which terminals obey, and those that turn the direction of text. The document means the same.
+func CleanJSON(data []byte) []byte {
+	if bytes.IndexFunc(data, harmful) < 0 {
+		return data
+	}
+	var b bytes.Buffer
+	for _, r := range string(data) {
+		if harmful(r) {
+			fmt.Fprintf(&b, `\u%04x`, r)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.Bytes()
+}
+
+// harmful reports whether a character of a JSON document may not reach a terminal. Outside of
+// strings, JSON has none but ASCII.
+func harmful(r rune) bool { return r >= 0x7f && r <= 0xffff && unicode.In(r, unicode.Cc, unicode.Cf) }
+
+// LogLine makes a line that a container has written safe to show on a terminal. Colours stay, and
+// end with the line. What else would move the cursor, change the terminal or make it answer is
+// escaped.
+func LogLine(s string) string {
+	var b strings.Builder
+	coloured := false
+	for s = strings.TrimSuffix(s, "\r"); s != ""; {
+		end := strings.IndexAny(s, "\t\x1b")
+		if end < 0 {
+			end = len(s)
+		}
+		b.WriteString(Clean(s[:end]))
+		s = s[end:]
+		switch colour := colourForm.FindString(s); {
+		case s == "":
+		case colour != "":
+			b.WriteString(colour)
+			coloured = true
+			s = s[len(colour):]
+		case s[0] == '\t':
+			b.WriteByte('\t')
+			s = s[1:]
+		default:
+			b.WriteString(Clean(s[:1]))
+			s = s[1:]
+		}
+	}
+	if coloured {
+		b.WriteString("\x1b[0m")
+	}
+	return b.String()
+}
+
+// colourForm is the sequence SGR of ECMA-48 at the beginning of a text.
+var colourForm = regexp.MustCompile(`^\x1b\[[0-9;:]{0,40}m`)
 
 func visible(r rune) bool { return r != utf8.RuneError && unicode.IsPrint(r) }
 

@@ -1,6 +1,9 @@
 package render
 
 import (
+	"encoding/json"
+	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -22,6 +25,41 @@ func TestClean(t *testing.T) {
 	} {
 		if got := Clean(in); got != want {
 			t.Errorf("Clean(%q) = %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestCleanJSON(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		`{"größe": "漢字\u001b😀"}`:           `{"größe": "漢字\u001b😀"}`,
+		"[\"\u009b31m\x7f \u202egnp\", 1]": `["\u009b31m\u007f \u202egnp", 1]`,
+	} {
+		got := CleanJSON([]byte(in))
+		var before, after any
+		if err := errors.Join(json.Unmarshal([]byte(in), &before), json.Unmarshal(got, &after)); err != nil || string(got) != want || !reflect.DeepEqual(before, after) {
+			t.Errorf("CleanJSON(%q) = %q, %v, want %q", in, got, err, want)
+		}
+	}
+}
+
+func TestLogLine(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"":                               "",
+		"a\tb größe":                     "a\tb größe",
+		"of a terminal\r":                "of a terminal",
+		"\x1b[1;31mred\x1b[m.":           "\x1b[1;31mred\x1b[m.\x1b[0m",
+		"\x1b[38:2:1:2:3mred":            "\x1b[38:2:1:2:3mred\x1b[0m",
+		"\x1b[2J\x1b[1;1Hfake":           `\x1b[2J\x1b[1;1Hfake`,
+		"\x1b]52;c;cm0gLXJm\a":           `\x1b]52;c;cm0gLXJm\a`,
+		"\x1b]0;title\x1b\\\x1b[21t":     `\x1b]0;title\x1b\\x1b[21t`,
+		"over\rwritten\x08\x1b":          `over\rwritten\b\x1b`,
+		"\x1b[31":                        `\x1b[31`,
+		"\u009b2J c1 \x9b2J bidi \u202e": `\u009b2J c1 \x9b2J bidi \u202e`,
+	} {
+		if got := LogLine(in); got != want {
+			t.Errorf("LogLine(%q) = %q, want %q", in, got, want)
 		}
 	}
 }
