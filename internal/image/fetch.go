@@ -22,17 +22,22 @@ const maxDocument = 8 << 20
 var errCorrupt = errdefs.ErrDataLoss.WithMessage("does not match its digest: the registry or a proxy in between corrupts it")
 
 // document returns a manifest, an index or a config. It reads the database
-// first, then the registry from, unless that is nil. It stores nothing.
-func (u *unpacker) document(ctx context.Context, from *registry.Registry, desc ocispec.Descriptor) ([]byte, error) {
+// first, if the holder may use what that has, then the registry from, unless that
+// is nil. It stores nothing.
+func (u *unpacker) document(ctx context.Context, from *registry.Registry, desc ocispec.Descriptor, h *holder) ([]byte, error) {
 	if err := checkDescriptor(desc); err != nil {
 		return nil, err
 	}
 	if desc.Size > maxDocument {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s has %d bytes, more than the %d allowed for a manifest or config", desc.Digest, desc.Size, maxDocument))
 	}
-	raw, err := content.ReadBlob(ctx, u.db.Content, desc)
-	if err == nil || !errdefs.IsNotFound(err) || from == nil {
-		return raw, err
+	var raw []byte
+	var err error
+	if h.may(desc.Digest) {
+		raw, err = content.ReadBlob(ctx, u.db.Content, desc)
+		if err == nil || !errdefs.IsNotFound(err) || from == nil {
+			return raw, err
+		}
 	}
 	err = registry.Retry(ctx, func() (bool, error) {
 		body, err := from.Fetch(ctx, desc)
@@ -52,6 +57,7 @@ func (u *unpacker) document(ctx context.Context, from *registry.Registry, desc o
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", desc.Digest, explainMissing(err))
 	}
+	h.got(desc.Digest)
 	return raw, nil
 }
 
@@ -66,8 +72,8 @@ func (u *unpacker) store(ctx context.Context, desc ocispec.Descriptor, raw []byt
 	return content.WriteBlob(ctx, u.db.Content, ingestRef(desc), bytes.NewReader(raw), desc)
 }
 
-// fetch stores a layer's blob if it is missing. It resumes an interrupted
-// download.
+// fetch stores a layer's blob if it is missing, and makes sure that the layer's holder could have
+// downloaded it. It resumes an interrupted download.
 func (u *unpacker) fetch(ctx context.Context, from *registry.Registry, l *imageLayer) error {
 	l.progress.following.Store(true)
 	unlock, err := u.locks.Lock(ctx, l.blob.Digest.String())
@@ -87,9 +93,13 @@ func (u *unpacker) fetch(ctx context.Context, from *registry.Registry, l *imageL
 		}
 		return l.progress.done.Load() > before, err
 	})
+	if err == nil && l.found && !l.holder.may(l.blob.Digest) {
+		err = prove(ctx, from, l)
+	}
 	if err != nil {
 		return explainMissing(err)
 	}
+	l.holder.got(l.blob.Digest)
 	l.progress.enter(Downloaded)
 	return nil
 }
@@ -106,8 +116,9 @@ func explainMissing(err error) error {
 // be resumed.
 func (u *unpacker) fetchOnce(ctx context.Context, from *registry.Registry, l *imageLayer) (err error) {
 	desc := l.blob
-	w, err := u.db.Content.Writer(ctx, content.WithRef(ingestRef(desc)), content.WithDescriptor(desc))
-	if errdefs.IsAlreadyExists(err) {
+	// A part that one registry has sent isn't completed by another one, which may not have it.
+	w, err := u.db.Content.Writer(ctx, content.WithRef(ingestRef(desc)+"-"+from.Name()), content.WithDescriptor(desc))
+	if l.found = errdefs.IsAlreadyExists(err); l.found {
 		return nil
 	}
 	if err != nil {

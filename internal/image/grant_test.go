@@ -2,12 +2,17 @@ package image
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/image/access"
@@ -133,5 +138,95 @@ func TestPullIsNotSharedAcrossLogins(t *testing.T) {
 	close(finish)
 	if err := <-owner; err != nil || may(t, s, name) || !may(t, s, name, alice) {
 		t.Errorf("the pull with the login: %v; a pod without it may use the image: %t", err, may(t, s, name))
+	}
+}
+
+// TestDigestsOpenNothing attacks an image that was pulled with a login by registries of the
+// attacker, which know its digests, its manifest or its config, but not its layers. Only a registry
+// that has all of it can have huskd use it under another name.
+func TestDigestsOpenNothing(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	private := makeImage(t, 1, 2, 10_000)
+	junk := makeLayer(t, testimage.Gzip, 77, 100)
+	claiming := assemble(t, junk, junk) // its config claims the layers of the private image
+	claiming.Config = private.Config
+	var m ocispec.Manifest
+	if err := json.Unmarshal(claiming.Manifest, &m); err != nil {
+		t.Fatal(err)
+	}
+	m.Config.Digest, m.Config.Size = digest.FromBytes(private.Config), int64(len(private.Config))
+	raw, err := json.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claiming.Manifest, claiming.Descriptor.Digest, claiming.Descriptor.Size = raw, digest.FromBytes(raw), int64(len(raw))
+	reply := func(w http.ResponseWriter, r *http.Request, mediaType string, content []byte) {
+		w.Header().Set("Content-Type", mediaType)
+		w.Header().Set("Docker-Content-Digest", digest.FromBytes(content).String())
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+	}
+	// knows serves the manifest of an image, its config, and as many of its layers.
+	knows := func(img *testimage.Image, manifest, config bool, layers int) handler {
+		return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			switch {
+			case strings.Contains(r.URL.Path, "/manifests/") && (manifest || r.Method == http.MethodHead):
+				reply(w, r, ocispec.MediaTypeImageManifest, img.Manifest)
+				return
+			case config && strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Config).String()):
+				reply(w, r, "application/octet-stream", img.Config)
+				return
+			}
+			for _, l := range img.Layers[:layers] {
+				if strings.HasSuffix(r.URL.Path, l.Descriptor.Digest.String()) {
+					reply(w, r, "application/octet-stream", l.Blob)
+					return
+				}
+			}
+			if r.Method == http.MethodHead && strings.Contains(r.URL.Path, "/blobs/") {
+				return // it claims to have all
+			}
+			http.NotFound(w, r)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		knows handler
+		img   *testimage.Image
+		want  bool
+	}{
+		{"the digest", knows(private, false, false, 0), private, false},
+		{"the manifest", knows(private, true, false, 0), private, false},
+		{"the config", knows(private, true, true, 0), private, false},
+		{"one layer", knows(private, true, true, 1), private, false},
+		{"other layers with its diff IDs", knows(claiming, true, true, 2), claiming, false},
+		{"all, as a mirror", knows(private, true, true, 2), private, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s, owner, evil := newStore(t), newRegistry(t, login(false)), newRegistry(t, c.knows)
+			name := owner.push(t, "team/app", "1", private)
+			if _, err := s.Pull(t.Context(), name, alice); err != nil {
+				t.Fatal(err)
+			}
+			for _, ref := range []string{evil.host + "/pub@" + c.img.Descriptor.Digest.String(), evil.host + "/pub:1"} {
+				for _, opts := range []PullOptions{{}, {Username: "eve", Password: "secret"}} {
+					if img, err := s.Pull(t.Context(), ref, opts); (err == nil) != c.want {
+						t.Errorf("%s as %q: %s, %v", ref, opts.Username, img.ID, err)
+					}
+					if got := may(t, s, ref, opts); got != c.want {
+						t.Errorf("%s as %q: the pod may use it: %t", ref, opts.Username, got)
+					}
+				}
+			}
+			if may(t, s, name) {
+				t.Error("the private name is free")
+			}
+			before := owner.gets("/blobs/")
+			other := owner.push(t, "team/app", "2", private)
+			if _, err := s.Pull(t.Context(), other, alice); err != nil || owner.gets("/blobs/") != before {
+				t.Errorf("its owner downloads it again: %v, %d blobs", err, owner.gets("/blobs/")-before)
+			}
+		})
 	}
 }

@@ -85,7 +85,9 @@ type Store struct {
 	unpacker unpacker
 	inflight inflight
 	partials partials
-	flusher  *flusher
+	// possessions are of downloads that aren't part of an image yet.
+	possessions possessions
+	flusher     *flusher
 
 	// Logins are the node's own.
 	Logins Logins

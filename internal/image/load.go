@@ -167,7 +167,7 @@ func (l *loader) store(r io.Reader) ([]ocispec.Descriptor, error) {
 	if err != nil {
 		return nil, notAnArchive(err)
 	}
-	raw, err := l.unpacker.document(l.op.Context, nil, desc)
+	raw, err := l.unpacker.document(l.op.Context, nil, desc, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -231,7 +231,7 @@ func (l *loader) manifest(desc ocispec.Descriptor) (*manifest, error) {
 		if err != nil {
 			return nil, err
 		}
-		raw, err := l.unpacker.document(l.op.Context, nil, desc)
+		raw, err := l.unpacker.document(l.op.Context, nil, desc, nil)
 		if err != nil {
 			return nil, notInArchive(desc, err)
 		}
@@ -242,7 +242,7 @@ func (l *loader) manifest(desc ocispec.Descriptor) (*manifest, error) {
 		if index = doc.index; index != nil {
 			continue
 		}
-		if raw, err = l.unpacker.document(l.op.Context, nil, doc.manifest.Config); err != nil {
+		if raw, err = l.unpacker.document(l.op.Context, nil, doc.manifest.Config, nil); err != nil {
 			return nil, notInArchive(doc.manifest.Config, err)
 		}
 		if err := doc.manifest.parse(raw, l.tracker.layer); err != nil {

@@ -38,6 +38,8 @@ type imageLayer struct {
 	chainID  digest.Digest // of this layer and those below it
 	progress *layerTracker
 	fetched  chan struct{} // closed when the blob is stored
+	holder   *holder       // who pulls it
+	found    bool          // the blob was there: others have stored it
 }
 
 // document is what an image's name resolves to: either an index or a manifest.

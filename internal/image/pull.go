@@ -62,6 +62,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
 	p.grant = grantOf(named, own, opts)
+	p.holder = newHolder(s, p.grant)
 	key := pullKey{named.String(), platforms.Format(platform), p.login, p.grant.Kind, opts.Secret}
 	shared, err := s.join(ctx, key, p.run)
 	if err != nil {
@@ -110,6 +111,7 @@ type puller struct {
 	platform ocispec.Platform
 	login    registry.Login
 	grant    access.Grant // of whoever pulls
+	holder   *holder
 
 	registry *registry.Registry
 	tracker  *tracker
@@ -195,8 +197,14 @@ func (p *puller) assemble(target ocispec.Descriptor) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, l := range m.layers[:first] {
-		l.progress.enter(Unpacked)
+	for i, l := range m.layers {
+		l.holder = p.holder
+		if i < first && !p.holder.may(l.chainID) {
+			first = i
+		}
+		if i < first {
+			l.progress.enter(Unpacked)
+		}
 	}
 	p.tracker.reset(p.tracker.ref, m.trackers())
 	p.tracker.enter(Downloading)
@@ -234,7 +242,7 @@ func (p *puller) manifest(desc ocispec.Descriptor) (*manifest, error) {
 			// Some registries don't send the type. parseDocument doesn't need it.
 			desc.MediaType = ocispec.MediaTypeImageManifest
 		}
-		raw, err := p.unpacker.document(p.op.Context, p.registry, desc)
+		raw, err := p.unpacker.document(p.op.Context, p.registry, desc, p.holder)
 		if err != nil {
 			return nil, err
 		}
@@ -254,7 +262,7 @@ func (p *puller) manifest(desc ocispec.Descriptor) (*manifest, error) {
 
 // config fetches and stores a manifest's config.
 func (p *puller) config(m *manifest) error {
-	raw, err := p.unpacker.document(p.op.Context, p.registry, m.Config)
+	raw, err := p.unpacker.document(p.op.Context, p.registry, m.Config, p.holder)
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func (s *Store) suspect(r database.Record) bool {
 
 // restore returns the entry of a recorded image. It unpacks missing layers again.
 func (s *Store) restore(desc ocispec.Descriptor) (*entry, error) {
-	raw, err := s.unpacker.document(s.ctx, nil, desc)
+	raw, err := s.unpacker.document(s.ctx, nil, desc, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (s *Store) restore(desc ocispec.Descriptor) (*entry, error) {
 	if m == nil {
 		return nil, errdefs.ErrInvalidArgument.WithMessage("its record refers to an index, not a manifest")
 	}
-	if raw, err = s.unpacker.document(s.ctx, nil, m.Config); err != nil {
+	if raw, err = s.unpacker.document(s.ctx, nil, m.Config, nil); err != nil {
 		return nil, err
 	}
 	if err := m.parse(raw, s.unpacker.newTracker("").layer); err != nil {

@@ -95,7 +95,12 @@ func (u *unpacker) unpack(ctx context.Context, j *unpacking) error {
 			created.Discard(ctx)
 			return err
 		}
+	} else if !j.holder.may(j.chainID) {
+		if err := u.checkDiffID(ctx, j.imageLayer); err != nil {
+			return err
+		}
 	}
+	j.holder.got(j.chainID)
 	j.progress.enter(Unpacked)
 	close(j.done)
 	return nil

@@ -38,10 +38,29 @@ func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir stri
 	if err != nil {
 		return nil, explain(err)
 	}
-	if !verifier.Verified() {
-		return nil, errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("does not match the diff ID %s in the image's config: rebuild the image", diffID))
+	return implied, verified(verifier, diffID)
+}
+
+// Check checks that a layer's archive, compressed or not, is the one that a diff ID names. The
+// error is worded to follow "layer X".
+func Check(blob io.Reader, diffID digest.Digest) error {
+	plain, err := Decompress(blob)
+	if err != nil {
+		return explain(err)
 	}
-	return implied, nil
+	defer plain.Close()
+	verifier := diffID.Verifier()
+	if _, err := io.Copy(verifier, plain); err != nil {
+		return explain(err)
+	}
+	return verified(verifier, diffID)
+}
+
+func verified(v digest.Verifier, diffID digest.Digest) error {
+	if !v.Verified() {
+		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("does not match the diff ID %s in the image's config: rebuild the image", diffID))
+	}
+	return nil
 }
 
 // apply unpacks a tar archive into dir.
