@@ -315,6 +315,7 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	if d.nodes != nil {
 		cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.May
 		cfg.Encrypted = d.nodes.Backend() == backend.OnlyWireGuard
+		cfg.BGP, cfg.Routers = d.nodes.Routers()
 	}
 	if d.policy, err = enforcement.Open(policyConfig(d, subnets)); err != nil {
 		return err

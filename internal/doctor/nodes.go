@@ -109,14 +109,8 @@ const otherNeighbours = 64
 
 // passes names the packets that must pass between two nodes.
 func passes(w backend.Way) string {
-	switch w {
-	case backend.VXLAN:
-		return "UDP port 8472"
-	case backend.WireGuard:
-		return "UDP port 51820"
-	case backend.IPIP:
-		return "IP protocol 4"
-	default:
-		return "packets between pods' addresses (in a cloud, switch off the machine's source/destination check, or allow its pods' subnets)"
+	if name := w.Carrier(); name != "" {
+		return name
 	}
+	return "packets between pods' addresses (in a cloud, switch off the machine's source/destination check, or allow its pods' subnets)"
 }

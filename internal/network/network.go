@@ -64,6 +64,9 @@ type Config struct {
 	// NonMasquerade are further destinations to which pods send from their own addresses.
 	Masquerade    bool
 	NonMasquerade []netip.Prefix
+	// BGP means that the node exchanges routes with others by BGP, and with the Routers.
+	BGP     bool
+	Routers []netip.Addr
 	// Encrypted drops packets of other nodes' pods that don't come by a link to other nodes.
 	Encrypted bool
 	// Resolver is the address at which the node serves DNS to pods, one of plan.Resolvers. It is
@@ -118,9 +121,10 @@ type Network struct {
 	changes changes
 	drops   drops
 
-	share      atomic.Pointer[share] // never nil
-	changing   sync.Mutex            // held while the share changes
-	unfinished bool                  // the last change failed; Invariant: guarded by changing
+	share      atomic.Pointer[share]      // never nil
+	nodes      atomic.Pointer[plan.Nodes] // see SetNodes; nil if they aren't known
+	changing   sync.Mutex                 // held while the share changes
+	unfinished bool                       // the last change failed; Invariant: guarded by changing
 
 	closing   sync.Once
 	sandboxes keylock.Locks // held while working on a sandbox
@@ -156,7 +160,7 @@ func open(cfg Config, boot string) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{cfg: cfg, log: cfg.Log, changes: changes{wake: make(chan struct{}, 1)}}
-	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted, Resolver: cfg.Resolver}
+	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted, BGP: cfg.BGP, Routers: cfg.Routers, Resolver: cfg.Resolver}
 	n.base.Tag, _ = plan.Tag(cfg.Instance)
 	if len(cfg.Cluster) > 0 {
 		n.base.NodeLinks, n.base.TunnelPort = backend.LinkPrefix(cfg.Instance), peer.VXLANPort
@@ -269,9 +273,19 @@ func (n *Network) openNode() error {
 	if err := setSysctls(n); err != nil {
 		return err
 	}
+	if len(n.base.Cluster) > 0 {
+		known, err := dp.Nodes()
+		if err != nil {
+			return err
+		}
+		n.nodes.Store(known)
+	}
 	b := n.basePlan()
 	n.subnets = subnetsOf(b, n.cfg)
 	if err := dp.Ensure(b); err != nil {
+		return err
+	}
+	if err := dp.SetNodes(nil, b.Table.Nodes); err != nil { // of a table that had to be made again
 		return err
 	}
 	setTimeouts(n)
@@ -289,7 +303,7 @@ func subnetsOf(b plan.Base, cfg Config) int {
 // basePlan returns the plan of the base, including what pods of former configurations need.
 func (n *Network) basePlan() plan.Base {
 	c := n.base
-	c.Subnets = n.share.Load().Blocks
+	c.Subnets, c.Nodes = n.share.Load().Blocks, n.nodes.Load()
 	c.Leased = map[plan.Mode][]netip.Prefix{}
 	for _, r := range n.ledger.all() {
 		for _, p := range r.Addresses {

@@ -102,6 +102,13 @@ func (p Paths) Masquerades(to netip.Addr) bool {
 	return b.Table.Masquerade && !slices.ContainsFunc(b.Table.Direct, func(d netip.Prefix) bool { return d.Contains(to) })
 }
 
+// Refuses returns why the node drops packets to a port of a node by which only nodes talk to each
+// other; empty if it doesn't.
+func (p Paths) Refuses(from, to netip.Addr, protocol uint8, port uint16) string {
+	here, err := p.n.dp.Lookup(netip.Addr{}, to, "")
+	return p.n.basePlan().Table.Refuses(plan.Packet{From: from, To: to, Protocol: protocol, Port: port, FromPod: p.At(from) != nil, Local: err == nil && here.Local})
+}
+
 // Lookup asks the kernel for the route of a packet, see datapath.Datapath.Lookup.
 func (p Paths) Lookup(from, to netip.Addr, link string) (datapath.Lookup, error) {
 	return p.n.dp.Lookup(from, to, link)

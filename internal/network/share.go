@@ -15,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/kernelwatch"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/preflight"
 )
 
@@ -215,6 +216,34 @@ func (n *Network) Blocks() (out []peer.Usage) {
 		out = append(out, peer.Usage{Block: netip.PrefixFrom(addr, addr.BitLen()), Size: 1, Used: 1})
 	}
 	return out
+}
+
+// SetNodes says by which addresses nodes know each other. Until then, they are those that the
+// kernel has from a former huskd. The caller doesn't modify it afterwards.
+func (n *Network) SetNodes(nodes plan.Nodes) error {
+	nodes.Sort()
+	was := n.nodes.Load()
+	if was.Equal(&nodes) {
+		return nil
+	}
+	n.kernelMu.Lock()
+	defer n.kernelMu.Unlock()
+	if n.tornDown {
+		return nil
+	}
+	// The rules follow the elements that they need.
+	err := n.dp.SetNodes(was, &nodes)
+	if err != nil && !datapath.BaseMissing(err) {
+		return err
+	}
+	n.nodes.Store(&nodes)
+	if err != nil {
+		return n.remakeTable()
+	}
+	if was == nil || (len(was.Links) == 0) != (len(nodes.Links) == 0) {
+		return n.dp.Ensure(n.basePlan())
+	}
+	return nil
 }
 
 // The MTUs that pods can have. The smaller one is the minimum of IPv6.

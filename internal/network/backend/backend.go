@@ -78,11 +78,21 @@ func (w Way) Overhead(six bool) int {
 	return overhead
 }
 
+// Carrier names the packets in which a way sends those of pods, for people; empty if it sends them
+// as they are.
+func (w Way) Carrier() string {
+	return map[Way]string{VXLAN: fmt.Sprint("UDP port ", plan.VXLANPort), WireGuard: fmt.Sprint("UDP port ", plan.WireGuardPort), IPIP: "IP protocol 4"}[w]
+}
+
 // Underlay is one of the node's own addresses and the link that has it.
 type Underlay struct {
 	Link    string
 	Address netip.Prefix // with the length of the subnet on the link
 	MTU     int
+	// Links are the names of the links by which packets to the address come, with spaces between them:
+	// Link, and those beside it in the same subnet, as the kernel answers for all addresses on each of
+	// them. It is empty if they may come by any link.
+	Links string
 }
 
 // Self is the node for which a plan is made.

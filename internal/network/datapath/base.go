@@ -58,7 +58,7 @@ func (d *Datapath) RepairBase(b plan.Base, elements []plan.Element) error {
 	if err := d.Ensure(b); err != nil {
 		return err
 	}
-	return d.table.add(elements)
+	return d.table.add(append(b.Table.Nodes.Elements(), elements...))
 }
 
 // makeBridge makes the bridge and returns its index.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -284,6 +286,23 @@ func TestTableIsUpgraded(t *testing.T) {
 			t.Errorf("after %s:\n%s\nwant:\n%s", old, got, want)
 		}
 	}
+	// A table of a version without the chain input keeps its elements.
+	of := []plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}, {Set: "sources6", Link: "hkbe0f1", Addr: netip.MustParseAddr("fd88::2")},
+		{Set: "addrport4", Addr: netip.MustParseAddr("192.0.2.1"), Protocol: pod.TCP, Port: 80, To: netip.MustParseAddrPort("10.88.0.2:8080")}}
+	must(t, n.table.add(of))
+	netnstest.Run(t, n.path, "nft", "flush", "chain", "inet", "husk-be0f", "guard")
+	netnstest.Run(t, n.path, "nft", "delete", "chain", "inet", "husk-be0f", "guard")
+	netnstest.Run(t, n.path, "nft", "add chain inet husk-be0f guard { type filter hook prerouting priority raw; }")
+	must(t, n.Ensure(n.base))
+	got, err := n.table.list()
+	must(t, err)
+	if diff := cmp.Diff(of, got, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}), cmpopts.SortSlices(func(a, b plan.Element) bool { return a.Set < b.Set })); diff != "" {
+		t.Errorf("elements after the upgrade: %s", diff)
+	}
+	must(t, n.table.remove(of))
+	if got := netnstest.Run(t, n.path, "nft", "list", "ruleset"); got != want {
+		t.Errorf("after the upgrade:\n%s\nwant:\n%s", got, want)
+	}
 	if !n.TableExists() {
 		t.Error("the table doesn't exist")
 	}
@@ -335,11 +354,34 @@ func TestRulesAreAsDocumented(t *testing.T) {
 		}
 	}
 	joined := n.base
-	joined.Table.NodeLinks, joined.Table.TunnelPort = "hnbe0f", 8472
+	joined.Sysctls = nil
+	joined.Table.NodeLinks, joined.Table.TunnelPort, joined.Table.NodePorts, joined.Table.Cluster = "hnbe0f", 8472, plan.NodePorts(true), subnets
+	joined.Table.Routers = []netip.Addr{netip.MustParseAddr("192.0.2.254")}
 	must(t, n.Ensure(joined))
+	got = netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
+	if strings.Contains(got, "@underlay4") || strings.Contains(got, "@self4") {
+		t.Errorf("a node that knows no others has rules about them:\n%s", got)
+	}
+	joined.Table.Nodes = &plan.Nodes{Self: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Others: []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}, Links: []string{"eth0"}}
+	must(t, n.RepairBase(joined, nil))
+	if diffs, err := n.VerifyBase(joined); err != nil || len(diffs) > 0 {
+		t.Errorf("%v, %v", diffs, err)
+	}
+	if known, err := n.Nodes(); err != nil || !known.Equal(joined.Table.Nodes) {
+		t.Errorf("the kernel has the nodes %+v, %v", known, err)
+	}
+	netnstest.Run(t, n.path, "nft", "delete", "element", "inet", instance.Table(), "nodes4", "{ 192.0.2.2 }")
+	if diffs, err := n.VerifyBase(joined); err != nil || len(diffs) != 1 || diffs[0].String() != "element nodes4 { 192.0.2.2 }: missing" {
+		t.Errorf("without an element: %v, %v", diffs, err)
+	}
 	got = netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
 	for _, want := range []string{`iifname "hnbe0f*" jump from-node`, "udp dport 8472 fib daddr type local notrack", "udp dport 8472 notrack",
 		"ip saddr @blocks4 drop", "ip saddr @pods4 drop", "ip daddr @blocks4 accept", "ip daddr @pods4 accept",
+		`ip saddr @cluster4 iifname != @underlay4 counter name "spoofed" drop`, "type filter hook forward priority filter - 2", "type filter hook input priority filter - 2",
+		"meta l4proto . th dport @node-ports jump to-node", "meta l4proto . th dport @node-ports jump at-node", "meta l4proto ipencap jump to-node", "meta l4proto ipv6 jump at-node",
+		"ip daddr @nodes4 jump node-port", "ip6 daddr @nodes6 jump node-port", "jump node-port", "ct direction reply return", `iifname "hkbe0f*" counter name "pod-to-node" drop`,
+		`iifname "hkbrbe0f" counter name "pod-to-node" drop`, `ct status dnat counter name "pod-to-node" drop`, "ip saddr @nodes4 ip daddr @self4 return", "udp dport 51820 return", "udp dport 51822 return",
+		"tcp dport 179 ip saddr 192.0.2.254 return", "udp dport 3784 ip saddr 192.0.2.254 return", `counter name "no-node" drop`,
 		"ip6 saddr @blocks6 drop", "ip6 saddr @pods6 drop", "ip6 daddr @blocks6 accept", "ip6 daddr @pods6 accept",
 	} {
 		if !strings.Contains(got, want) {

@@ -14,17 +14,24 @@ type Drop string
 
 // The reasons that are counted.
 const (
-	// Spoofed packets have the source of a pod of this node, and come from elsewhere.
+	// Spoofed packets have the source of a pod, and come from elsewhere.
 	Spoofed Drop = "spoofed"
+	// PodToNode packets are for ports by which nodes talk to each other, and come from pods or were
+	// led there by a Service.
+	PodToNode Drop = "pod-to-node"
+	// NoNode packets are for such a port of this node, and come from an address of no node.
+	NoNode Drop = "no-node"
 )
 
 // Drops are all of them.
-var Drops = []Drop{Spoofed}
+var Drops = []Drop{Spoofed, PodToNode, NoNode}
 
 // String says what the packets are, for people.
 func (d Drop) String() string {
 	return map[Drop]string{
-		Spoofed: "packets with the address of a pod that don't come from where that pod is",
+		Spoofed:   "packets with the address of a pod that don't come from where that pod is",
+		PodToNode: "packets of pods to ports by which only nodes talk to each other",
+		NoNode:    "packets to ports by which only nodes talk to each other, from addresses of no node",
 	}[d]
 }
 

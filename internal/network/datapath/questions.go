@@ -56,10 +56,8 @@ func questionRules(server netip.Addr) (out [][]expr.Any) {
 	}
 	to := f.within(f.dst, netip.PrefixFrom(server, server.BitLen()))
 	drop := verdict(expr.VerdictDrop, "")
-	byTCP := toPort(dnsPort)
-	byTCP[1] = equal(reg1, []byte{unix.IPPROTO_TCP})
 	return [][]expr.Any{
-		rule(f.is(), to, toPort(dnsPort), limit, drop),
-		rule(f.is(), to, byTCP, begins, limit, drop),
+		rule(f.is(), to, toPort(unix.IPPROTO_UDP, dnsPort), limit, drop),
+		rule(f.is(), to, toPort(unix.IPPROTO_TCP, dnsPort), begins, limit, drop),
 	}
 }

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"maps"
 	"net/netip"
 
 	"github.com/google/nftables"
@@ -45,6 +46,30 @@ import (
 //	chain from-outside {                              # nobody there has the address of a pod of this node
 //		ip saddr @blocks4 counter name spoofed drop
 //		ip saddr @pods4 counter name spoofed drop
+//		ip saddr @cluster4 iifname != @underlay4 counter name spoofed drop # with other nodes: nor theirs
+//	}
+//	chain forward { type filter hook forward priority filter - 2 # with other nodes only, and so are these:
+//		meta l4proto . th dport @node-ports jump to-node
+//		meta l4proto { 4, 41 } jump to-node
+//	}
+//	chain to-node {
+//		ip daddr @nodes4 jump node-port
+//	}
+//	chain node-port {                                 # see nodePortRules
+//		ct direction reply return
+//		iifname { "hk<instance>*", "hkbr<instance>" } counter name pod-to-node drop
+//		ct status dnat counter name pod-to-node drop
+//	}
+//	chain input { type filter hook input priority filter - 2
+//		…                                         # as in forward, with at-node
+//	}
+//	chain at-node {
+//		jump node-port
+//		ct direction reply return                 # from here on, only once the nodes are known
+//		ip saddr @nodes4 ip daddr @self4 return
+//		udp dport 51820 return                    # likewise 51822
+//		tcp dport 179 ip saddr 192.0.2.254 return # likewise udp 3784, and each router
+//		counter name no-node drop
 //	}
 //	chain from-node {
 //		ip saddr @blocks4 drop                    # another node has no packets of this node's pods
@@ -80,6 +105,11 @@ const (
 	chainDiscovery   = "discovery"
 	chainFromOutside = "from-outside"
 	chainFromNode    = "from-node"
+	chainForward     = "forward"
+	chainInput       = "input"
+	chainToNode      = "to-node"
+	chainAtNode      = "at-node"
+	chainNodePort    = "node-port"
 	chainPrerouting  = "prerouting"
 	chainOutput      = "output"
 	chainUntracked   = "untracked"
@@ -152,10 +182,10 @@ func not(m match) match {
 	return m
 }
 
-// toPort matches UDP packets to a port.
-func toPort(port uint16) match {
+// toPort matches packets of a protocol to a port.
+func toPort(protocol uint8, port uint16) match {
 	return match{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal(reg1, []byte{unix.IPPROTO_UDP}),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal(reg1, []byte{protocol}),
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: reg1}, equal(reg1, binary.BigEndian.AppendUint16(nil, port)),
 	}
 }
@@ -284,13 +314,17 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	}
 	if t.TunnelPort != 0 {
 		untrack := match{&expr.Notrack{}}
-		add(chainGuard, toPort(t.TunnelPort), toThisNode(), untrack)
-		add(chainUntracked, toPort(t.TunnelPort), untrack)
+		add(chainGuard, toPort(unix.IPPROTO_UDP, t.TunnelPort), toThisNode(), untrack)
+		add(chainUntracked, toPort(unix.IPPROTO_UDP, t.TunnelPort), untrack)
 	}
 	add(chainGuard, not(byLink(expr.MetaKeyIIFNAME, "lo", false)), verdict(expr.VerdictJump, chainFromOutside))
 	for _, f := range families {
 		for _, set := range []string{plan.Blocks, plan.Pods} {
 			add(chainFromOutside, f.is(), f.inSet(f.src, set, false), counted(Spoofed), drop)
+		}
+		if t.Nodes != nil && len(t.Nodes.Links) > 0 {
+			by := match{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}, &expr.Lookup{SourceRegister: reg1, SetName: plan.Underlay + f.suffix, Invert: true}}
+			add(chainFromOutside, f.is(), f.inSet(f.src, plan.Cluster, false), by, counted(Spoofed), drop)
 		}
 		if t.Encrypted {
 			add(chainGuard, f.is(), f.inSet(f.src, plan.Direct, false), f.inSet(f.dst, plan.Pods, false), drop)
@@ -327,8 +361,14 @@ func rules(t plan.Table) map[string][][]expr.Any {
 			add(chainPostrouting, f.is(), f.inSet(f.src, plan.Pods, false), f.inSet(f.dst, plan.Direct, true), match{&expr.Masq{FullyRandom: true}})
 		}
 	}
+	maps.Copy(out, nodePortRules(t))
 	return out
 }
+
+// guardPriority is before connection tracking, and behind what puts fragments together. Versions of
+// Husk without the chain input have another one, at which they find this table, which they can't
+// keep as it should be, to be different, and make their own.
+const guardPriority = -301
 
 // ownerPrefix is the prefix of the name of an empty chain that identifies the table's owner.
 const ownerPrefix = "of-"
@@ -349,12 +389,17 @@ func chains(t *nftables.Table, p plan.Table) []*nftables.Chain {
 		mark = append(mark, base(chainNames, nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter))
 	}
 	return append(mark, []*nftables.Chain{
+		{Table: t, Name: chainNodePort},
+		{Table: t, Name: chainToNode},
+		{Table: t, Name: chainAtNode},
+		base(chainForward, nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityRef(*nftables.ChainPriorityFilter-2)),
+		base(chainInput, nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityRef(*nftables.ChainPriorityFilter-2)),
 		{Table: t, Name: chainDiscovery},
 		{Table: t, Name: chainFromPod},
 		{Table: t, Name: chainFromOutside},
 		{Table: t, Name: chainFromNode},
 		{Table: t, Name: chainHostPorts},
-		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
+		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(guardPriority)),
 		base(chainPrerouting, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest),
 		base(chainOutput, nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest),
 		base(chainPostrouting, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource),
@@ -400,20 +445,18 @@ func podSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
 	return set
 }
 
-// subnetSet is a set of subnets.
+// subnetSet is a set whose elements are the plan's.
 type subnetSet struct {
 	*nftables.Set
 	elements []nftables.SetElement
 }
 
-// subnetSets returns the table's sets of subnets. Their IDs begin at id, see podSet.
+// subnetSets returns the table's sets of subnets, and that of node ports. Their IDs begin at id,
+// see podSet.
 func subnetSets(t *nftables.Table, p plan.Table, id uint32) (out []subnetSet) {
 	for _, f := range families {
-		for _, kind := range []string{plan.Blocks, plan.Direct} {
-			subnets := p.Blocks
-			if kind == plan.Direct {
-				subnets = p.Direct
-			}
+		for _, kind := range []string{plan.Blocks, plan.Direct, plan.Cluster} {
+			subnets := map[string][]netip.Prefix{plan.Blocks: p.Blocks, plan.Direct: p.Direct, plan.Cluster: p.Cluster}[kind]
 			set := subnetSet{Set: &nftables.Set{Table: t, ID: id, Name: kind + f.suffix, KeyType: f.address, KeyByteOrder: binaryutil.BigEndian, Interval: true}}
 			id++
 			for _, subnet := range subnets {
@@ -424,7 +467,7 @@ func subnetSets(t *nftables.Table, p plan.Table, id uint32) (out []subnetSet) {
 			out = append(out, set)
 		}
 	}
-	return out
+	return append(out, nodePortSet(t, p, id))
 }
 
 // interval returns the elements that stand for a subnet: its first address, and the one behind its

@@ -45,7 +45,7 @@ func openTable(d *Datapath) (*table, error) {
 		sets: map[string]plan.Set{},
 		nfts: map[string]*nftables.Set{},
 	}
-	for i, s := range plan.Sets() {
+	for i, s := range append(plan.Sets(), plan.NodeSets()...) {
 		t.sets[s.Name()], t.nfts[s.Name()] = s, podSet(t.nft, s, uint32(i+1))
 	}
 	err := d.InNode(func() (err error) {
@@ -99,8 +99,8 @@ func (t *table) wrap(err error) error {
 }
 
 // ensure makes the table with its sets, chains and rules in one transaction, so that packets never
-// see part of it. Existing elements of pods stay, unless another version of Husk made the sets
-// differently.
+// see part of it. Existing elements of pods stay. If another version of Husk made the table
+// differently, it is made again with them, or without those if that fails.
 func (t *table) ensure(p plan.Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +109,7 @@ func (t *table) ensure(p plan.Table) error {
 	}
 	fill := func(c *nftables.Conn) error {
 		c.AddTable(t.nft)
-		for _, s := range plan.Sets() {
+		for _, s := range append(plan.Sets(), plan.NodeSets()...) {
 			if err := c.AddSet(t.nfts[s.Name()], nil); err != nil {
 				return err
 			}
@@ -145,14 +145,36 @@ func (t *table) ensure(p plan.Table) error {
 		return nil
 	}
 	err := t.batch(fill)
-	if err != nil && !errors.Is(err, unix.EPERM) {
-		err = t.batch(func(c *nftables.Conn) error {
-			c.AddTable(t.nft) // otherwise deleting fails if there is none
-			c.DelTable(t.nft)
-			return fill(c)
-		})
+	if err == nil || errors.Is(err, unix.EPERM) {
+		return t.wrap(err)
 	}
-	return t.wrap(err)
+	elements, listErr := t.listLocked(plan.Sets())
+	replace := func(c *nftables.Conn) error {
+		c.AddTable(t.nft) // otherwise deleting fails if there is none
+		c.DelTable(t.nft)
+		return fill(c)
+	}
+	if listErr == nil && t.batch(func(c *nftables.Conn) error { return errors.Join(replace(c), t.refill(c, elements)) }) == nil {
+		return nil
+	}
+	return t.wrap(t.batch(replace))
+}
+
+// refill adds elements to the sets of a table that is made again, in the same transaction.
+func (t *table) refill(c *nftables.Conn, elements []plan.Element) error {
+	bySet := map[string][]nftables.SetElement{}
+	for _, e := range elements {
+		key, value := t.encode(e)
+		bySet[e.Set] = append(bySet[e.Set], nftables.SetElement{Key: key, Val: value})
+	}
+	for set, all := range bySet {
+		for part := range slices.Chunk(all, chunk) {
+			if err := c.SetAddElements(t.nfts[set], part); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // checkOwner returns an error if the table exists and has another owner.
@@ -278,18 +300,25 @@ func (t *table) message(verb int, set string, elements []plan.Element) *nl.Netli
 	return req
 }
 
-// list returns the elements of all sets; none if there is no table.
+// list returns the elements of pods; none if there is no table.
 func (t *table) list() ([]plan.Element, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	out, err := t.listLocked(plan.Sets())
+	return out, t.wrap(err)
+}
+
+// listLocked returns the elements of sets; none if there is no table. The caller holds mu.
+func (t *table) listLocked(sets []plan.Set) ([]plan.Element, error) {
 	var out []plan.Element
-	for name, set := range t.nfts {
-		elements, err := t.conn.GetSetElements(set)
+	for _, set := range sets {
+		name := set.Name()
+		elements, err := t.conn.GetSetElements(t.nfts[name])
 		if err != nil {
 			if err = errors.Join(fmt.Errorf("list set %s: %w", name, err), t.reopen()); !t.existsLocked() {
 				return nil, nil
 			}
-			return nil, t.wrap(err)
+			return nil, err
 		}
 		for _, e := range elements {
 			out = append(out, t.decode(name, e.Key, e.Val))

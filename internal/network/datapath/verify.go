@@ -269,7 +269,20 @@ func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
 			return nil, t.wrap(errors.Join(fmt.Errorf("list set %s: %w", s.Name, err), t.reopen()))
 		}
 		if len(have) != len(s.elements) {
-			diffs = append(diffs, Difference{Object: "set " + s.Name + " of " + name, Problem: fmt.Sprintf("%d bounds of subnets, not %d", len(have), len(s.elements))})
+			diffs = append(diffs, Difference{Object: "set " + s.Name + " of " + name, Problem: fmt.Sprintf("%d elements, not %d", len(have), len(s.elements))})
+		}
+	}
+	have, err := t.listLocked(plan.NodeSets())
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, t.wrap(err)
+	}
+	there := map[plan.Element]bool{}
+	for _, e := range have {
+		there[e] = true
+	}
+	for _, e := range p.Nodes.Elements() {
+		if !there[e] {
+			diffs = append(diffs, Difference{Object: e.String(), Problem: missing})
 		}
 	}
 	return diffs, nil

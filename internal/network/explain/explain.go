@@ -16,6 +16,7 @@ import (
 	"github.com/huskd/husk/internal/network/connlimit"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
+	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/pod"
@@ -131,6 +132,9 @@ func (t *trace) run() error {
 		return err
 	}
 	t.judge(judgements, policy.Egress)
+	if destination == nil && t.nodePort() {
+		return nil
+	}
 	if t.source != nil || destination != nil {
 		if err := t.node(); err != nil {
 			return err
@@ -206,6 +210,9 @@ func (t *trace) hostPort() (*network.End, error) {
 			return nil, err
 		}
 		t.judge(judgements, policy.Egress)
+		if t.nodePort() {
+			return nil, nil
+		}
 		why := fmt.Sprintf("takes it itself: %v is its own address", t.flow.To)
 		if t.flow.Port != 0 {
 			why += fmt.Sprintf(", and no pod has host port %d", t.flow.Port)
@@ -222,6 +229,17 @@ func (t *trace) hostPort() (*network.End, error) {
 	t.add(h)
 	t.flow.To, t.flow.Port = element.To.Addr(), element.To.Port()
 	return end, nil
+}
+
+// nodePort reports whether a connection to a node's own address is dropped because only nodes talk
+// to each other by its port.
+func (t *trace) nodePort() bool {
+	why := t.paths.Refuses(t.flow.From, t.flow.To, uint8(t.flow.Protocol), t.flow.Port)
+	if why == "" {
+		return false
+	}
+	t.add(Hop{Where: "this node", Verdict: Drops, Why: why, Remedy: "use another port of the node"})
+	return true
 }
 
 // policies asks for the judgement of network policy.
@@ -388,7 +406,7 @@ func (t *trace) way(p *nodes.Peer, preposition string) error {
 	other := Hop{Where: "node " + p.Name, Verdict: Passes}
 	switch h := p.Health; {
 	case !h.Answered:
-		other.Why, other.Remedy = "has never answered this node's probes", "check that huskd runs there, and that no firewall drops UDP port 8473 between pods' subnets"
+		other.Why, other.Remedy = "has never answered this node's probes", "check that huskd runs there, and that no firewall drops UDP port "+fmt.Sprint(plan.ProbePort)+" between pods' subnets"
 	case time.Since(h.Last) > t.status.Silence():
 		other.Verdict, other.Why, other.Remedy = Drops, fmt.Sprintf("hasn't answered for %v", time.Since(h.Last).Round(time.Second)), "check that the node runs and can be reached by "+join(p.Addresses)
 	default:

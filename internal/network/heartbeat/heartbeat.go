@@ -24,10 +24,11 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
 )
 
 // Port is the UDP port on which nodes answer, on their addresses in their own pod subnets.
-const Port = 8473
+const Port = plan.ProbePort
 
 // Peer is a node to probe.
 type Peer struct {

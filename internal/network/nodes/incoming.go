@@ -45,7 +45,7 @@ func (s Status) Incoming(uplink string) (out []preflight.Packet) {
 				add(unix.IPPROTO_IPIP, 0, from, to, uplink)
 			}
 			if s.Self.AS != 0 {
-				add(unix.IPPROTO_TCP, bgpPort, from, to, uplink)
+				add(unix.IPPROTO_TCP, plan.BGPPort, from, to, uplink)
 			}
 		}
 		if len(s.Self.Blocks) > 0 && p.Way != "" {
@@ -59,9 +59,6 @@ func (s Status) Incoming(uplink string) (out []preflight.Packet) {
 	}
 	return out
 }
-
-// bgpPort is the port on which nodes and routers speak BGP.
-const bgpPort = 179
 
 // Direct returns how many nodes of a family this one sends packets to without a tunnel.
 func (s Status) Direct(six bool) (count int) {

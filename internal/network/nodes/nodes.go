@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -80,6 +81,8 @@ type Speaker interface {
 type Pods interface {
 	// SetBlocks sets the subnets of which pods get addresses from now on.
 	SetBlocks(ctx context.Context, blocks []netip.Prefix) error
+	// SetNodes sets by which addresses nodes know each other.
+	SetNodes(plan.Nodes) error
 	// SetMTU sets the MTU of pods from now on.
 	SetMTU(mtu int)
 	// Blocks returns how many addresses are in use, by block.
@@ -127,8 +130,12 @@ type Controller struct {
 	announced *peer.Node
 	logged    map[string]bool // notes that have been logged and still apply
 	acceptor  peer.Acceptor
-	rotation  rotation
-	cure      cure
+	// What Pods.SetNodes was last called for.
+	admitted []*peer.Node
+	underlay []backend.Underlay
+	blocks   []netip.Prefix
+	rotation rotation
+	cure     cure
 
 	requests chan rotationRequest
 	mu       sync.Mutex // Invariant: guards the fields below.
@@ -260,6 +267,12 @@ func (c *Controller) pass(ctx context.Context) error {
 	notes = append(notes, strays(usage)...)
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(append(notes, refused...), copies(record, peers)...)
+	if !slices.Equal(c.admitted, peers) || !slices.Equal(c.underlay, underlay) || !slices.Equal(c.blocks, record.Blocks) {
+		if err := c.cfg.Pods.SetNodes(addressesOf(record, peers, underlay)); err != nil {
+			return c.failed(err)
+		}
+		c.admitted, c.underlay, c.blocks = peers, underlay, record.Blocks
+	}
 	self := c.self(record, underlay)
 	if c.cfg.Speaker != nil {
 		c.cfg.Speaker.Set(record, peers)
@@ -300,6 +313,30 @@ func (c *Controller) pass(ctx context.Context) error {
 	c.state = c.state.next(record, next, peers, notes, time.Now())
 	c.state.unsummed = unsummed
 	return nil
+}
+
+// addressesOf returns the addresses by which this node and its peers know each other: those of
+// their records, and those in their blocks, between which they send probes.
+func addressesOf(self peer.Node, peers []*peer.Node, underlay []backend.Underlay) plan.Nodes {
+	addresses := func(n *peer.Node) []netip.Addr {
+		out := slices.Clone(n.Addresses)
+		for _, b := range n.Blocks {
+			out = append(out, plan.First(b))
+		}
+		return out
+	}
+	out := plan.Nodes{Self: addresses(&self)}
+	for _, p := range peers {
+		out.Others = append(out.Others, addresses(p)...)
+	}
+	for _, u := range underlay {
+		if u.Links == "" {
+			out.Links = nil
+			break
+		}
+		out.Links = append(out.Links, strings.Split(u.Links, " ")...)
+	}
+	return out
 }
 
 // copies returns a note for each peer whose operating system is a copy of this node's.

@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/plan"
 )
 
 // world is the registry, the kernel and the pods of a node in memory. The real ones are tested
@@ -34,6 +35,7 @@ type world struct {
 	plans     []backend.Plan
 	failing   error
 	blocks    []netip.Prefix
+	nodes     []plan.Nodes
 	usage     []peer.Usage // of the blocks that the node has from before
 	mtu       int
 	probed    []heartbeat.Peer
@@ -86,6 +88,11 @@ func (w *world) May(block netip.Prefix) error {
 
 func (w *world) SetBlocks(_ context.Context, blocks []netip.Prefix) error {
 	w.set(func() { w.blocks = blocks })
+	return nil
+}
+
+func (w *world) SetNodes(n plan.Nodes) error {
+	w.set(func() { w.nodes = append(w.nodes, n) })
 	return nil
 }
 
@@ -192,6 +199,44 @@ func TestNothingBeforeTheFirstView(t *testing.T) {
 		}
 		if len(w.announced) != 1 || w.announced[0].Addresses[0] != address("192.0.2.1") || w.announced[0].MTU != 1500 {
 			t.Errorf("announced %v, want the address and MTU once", w.announced)
+		}
+	})
+}
+
+// TestNodesOfTheTable: pods' table is told once of each change by which addresses nodes know each
+// other, and by which links their pods' packets come.
+func TestNodesOfTheTable(t *testing.T) {
+	start(t, func(w *world, _ *nodes.Controller) {
+		told := func() (out string) {
+			w.set(func() {
+				for _, n := range w.nodes {
+					out += fmt.Sprint(n.Self, n.Others, n.Links)
+				}
+				w.nodes = nil
+			})
+			return out
+		}
+		if got := told(); got != "" {
+			t.Errorf("before the first view: %s", got)
+		}
+		view := peer.View{Blocks: blocks("10.201.1.0/24"), Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}}
+		w.see(view)
+		w.after(time.Minute)
+		if got, want := told(), "[192.0.2.1 10.201.1.1] [192.0.2.2 10.201.2.1] []"; got != want {
+			t.Errorf("told %s, want %s", got, want)
+		}
+		u := eth0("192.0.2.1/24")
+		u.Links = "eth0 eth1"
+		w.set(func() { w.underlay = []backend.Underlay{u} })
+		w.after(2 * time.Minute)
+		if got, want := told(), "[192.0.2.1 10.201.1.1] [192.0.2.2 10.201.2.1] [eth0 eth1]"; got != want {
+			t.Errorf("told %s, want %s", got, want)
+		}
+		view.Peers = nil
+		w.see(view)
+		w.after(time.Second)
+		if got, want := told(), "[192.0.2.1 10.201.1.1] [] [eth0 eth1]"; got != want {
+			t.Errorf("told %s, want %s", got, want)
 		}
 	})
 }

@@ -575,9 +575,9 @@ func TestWatchUnderlay(t *testing.T) {
 	}
 	wait() // it has begun
 	for _, c := range []struct{ command, want string }{
-		{"link set eth0 mtu 1400", "[{eth0 192.0.2.1/24 1400} {eth0 2001:db8::1/64 1400}]"},
-		{"route replace default via 192.0.2.254 mtu 1300", "[{eth0 192.0.2.1/24 1300} {eth0 2001:db8::1/64 1400}]"},
-		{"-6 addr del 2001:db8::1/64 dev eth0", "[{eth0 192.0.2.1/24 1300}]"},
+		{"link set eth0 mtu 1400", "[{eth0 192.0.2.1/24 1400 eth0} {eth0 2001:db8::1/64 1400 eth0}]"},
+		{"route replace default via 192.0.2.254 mtu 1300", "[{eth0 192.0.2.1/24 1300 eth0} {eth0 2001:db8::1/64 1400 eth0}]"},
+		{"-6 addr del 2001:db8::1/64 dev eth0", "[{eth0 192.0.2.1/24 1300 eth0}]"},
 		{"route del default", "[]"},
 	} {
 		l.ip(n.path, c.command)
@@ -638,13 +638,17 @@ func TestUnderlay(t *testing.T) {
 	n := l.nodes[0]
 	l.ip(n.path, "addr add 192.0.2.200/32 dev lo")
 	l.ip(n.path, "addr add 2001:db8::dead/64 dev eth0 nodad preferred_lft 0")
+	l.ip(n.path, "link add beside type veth peer name beside0")
+	l.ip(n.path, "addr add 192.0.2.9/24 dev beside")
+	l.ip(n.path, "link add apart type veth peer name apart0")
+	l.ip(n.path, "addr add 198.51.100.9/24 dev apart")
 	o, err := Open(Config{Netns: n.path, Instance: instance, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.200")}})
 	must(t, err)
 	defer o.Close()
 	for _, c := range []struct {
 		o    *Overlay
 		want string
-	}{{n.Overlay, "[{eth0 192.0.2.1/24 1500} {eth0 2001:db8::1/64 1500}]"}, {o, "[{lo 192.0.2.200/32 65536}]"}} {
+	}{{n.Overlay, "[{eth0 192.0.2.1/24 1500 eth0 beside} {eth0 2001:db8::1/64 1500 eth0}]"}, {o, "[{lo 192.0.2.200/32 65536 }]"}} {
 		u, err := c.o.Underlay()
 		must(t, err)
 		if got := fmt.Sprint(u); got != c.want {

@@ -12,6 +12,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
 )
 
 // Supports returns nil if the links of a way can be made, or the kernel's reason. It asks it
@@ -49,7 +50,7 @@ func (k *kernel) probe(w backend.Way) error {
 			return fmt.Errorf("%s: %w", w, err)
 		}
 		defer c.Close()
-		l := backend.Link{Way: w, Name: "probe", MTU: 1280, Local: netip.AddrFrom4([4]byte{127, 0, 0, 1}), VNI: 1, Port: 8472}
+		l := backend.Link{Way: w, Name: "probe", MTU: 1280, Local: netip.AddrFrom4([4]byte{127, 0, 0, 1}), VNI: 1, Port: plan.VXLANPort}
 		l.MAC[0] = 2
 		if err := c.Do(k.newLink(l, unix.NLM_F_CREATE|unix.NLM_F_EXCL))[0].Err; err != nil {
 			return fmt.Errorf("the kernel has no %s: %w", kinds[w], err)

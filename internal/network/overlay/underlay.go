@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -41,7 +42,7 @@ func (o *Overlay) Underlay() (out []backend.Underlay, err error) {
 		if own.Link == 0 {
 			continue
 		}
-		u, err := o.kernel.underlay(own, mtu)
+		u, err := o.kernel.underlay(own, mtu, addresses)
 		if err != nil {
 			return nil, err
 		}
@@ -54,7 +55,7 @@ func (o *Overlay) Underlay() (out []backend.Underlay, err error) {
 
 // underlay returns the Underlay of an address, with the MTU of its link or of the route if that is
 // smaller. It is empty if the link is gone.
-func (k *kernel) underlay(a rtnetlink.KernelAddress, mtu int) (backend.Underlay, error) {
+func (k *kernel) underlay(a rtnetlink.KernelAddress, mtu int, all []rtnetlink.KernelAddress) (backend.Underlay, error) {
 	answer := k.conn.Do(rtnetlink.GetLink("", a.Link))[0]
 	if errors.Is(answer.Err, unix.ENODEV) {
 		return backend.Underlay{}, nil
@@ -66,7 +67,22 @@ func (k *kernel) underlay(a rtnetlink.KernelAddress, mtu int) (backend.Underlay,
 	if mtu == 0 || l.MTU < mtu {
 		mtu = l.MTU
 	}
-	return backend.Underlay{Link: l.Name, Address: a.Prefix, MTU: mtu}, nil
+	u := backend.Underlay{Link: l.Name, Address: a.Prefix, MTU: mtu}
+	if l.Name == "lo" || l.Kind == "dummy" {
+		return u, nil
+	}
+	links := []string{l.Name}
+	for _, other := range all {
+		if other.Link == a.Link || !other.Prefix.Contains(a.Prefix.Addr()) {
+			continue
+		}
+		if beside, err := rtnetlink.ParseLink(k.conn.Do(rtnetlink.GetLink("", other.Link))[0].Data); err == nil && !slices.Contains(links, beside.Name) {
+			links = append(links, beside.Name)
+		}
+	}
+	slices.Sort(links[1:])
+	u.Links = strings.Join(links, " ")
+	return u, nil
 }
 
 // addresses returns the node's addresses that other nodes may be told: no temporary ones (RFC

@@ -22,13 +22,11 @@ import (
 // ignores fields that it doesn't know.
 const Version = 1
 
-// Ports on which nodes receive packets for their pods.
+// Ports in records, see plan.NodePorts.
 const (
-	VXLANPort     = 8472 // Linux's default and flannel's, not IANA's 4789
-	WireGuardPort = 51820
-	// RotationPort is that of a second WireGuard link while a key is being changed. It isn't 51821,
-	// which others use for IPv6.
-	RotationPort = 51822
+	VXLANPort     = plan.VXLANPort
+	WireGuardPort = plan.WireGuardPort
+	RotationPort  = plan.RotationPort
 )
 
 // Node is the record of a node.

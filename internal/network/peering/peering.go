@@ -157,6 +157,15 @@ func (n *Peering) findWays(noProgram error) error {
 // Backend returns the configured backend.
 func (n *Peering) Backend() backend.Backend { return backend.Backend(n.cfg.Backend) }
 
+// Routers returns whether the node speaks BGP, and the routers with which it does.
+func (n *Peering) Routers() (bgp bool, routers []netip.Addr) {
+	peers, _ := n.cfg.BGP.BGPPeers() // config.Parse has checked them
+	for _, p := range peers {
+		routers = append(routers, p.Address)
+	}
+	return n.Backend() == backend.OnlyBGP, routers
+}
+
 // May is network.Config.May: whether a pod may get an address of a block.
 func (n *Peering) May(block netip.Prefix) error {
 	if n.leaving.Load() {

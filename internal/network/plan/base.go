@@ -43,7 +43,20 @@ type Table struct {
 	Direct []netip.Prefix
 	// Resolver is where the node serves DNS to pods; invalid if it doesn't.
 	Resolver netip.Addr
+	// Cluster are the subnets of the pods of all nodes; empty if there are no others.
+	Cluster []netip.Prefix
+	// NodePorts are for other nodes and the Routers only; empty if there are none.
+	NodePorts []NodePort
+	Routers   []netip.Addr
+	// Nodes are which they are; nil if that isn't known yet. Then packets to NodePorts are taken from
+	// all but pods.
+	Nodes *Nodes `json:",omitempty"`
+	// Layout is the constant, so that a record of a table tells its rules.
+	Layout int
 }
+
+// Layout is changed with each change of the table's rules that isn't a change of a Table.
+const Layout = 2
 
 // Names of the sysctls that routing for pods needs.
 const (
@@ -65,6 +78,10 @@ type BaseConfig struct {
 	NodeLinks string // see Table
 	// TunnelPort is the UDP port to which nodes send VXLAN packets; 0 if there are no other nodes.
 	TunnelPort uint16
+	// BGP means that the node exchanges routes with others, and with Routers.
+	BGP     bool
+	Routers []netip.Addr
+	Nodes   *Nodes // see Table
 	// Encrypted means that packets of other nodes' pods come only by the links to other nodes.
 	Encrypted     bool
 	Masquerade    bool
@@ -94,7 +111,12 @@ func ForNode(c BaseConfig) Base {
 		Blocks:     disjoint(c.Subnets),
 		Direct:     disjoint(c.Subnets, c.Cluster, c.Leased[PTP], c.Leased[Bridge], c.NonMasquerade),
 		Resolver:   c.Resolver,
+		Cluster:    disjoint(c.Cluster),
+		Layout:     Layout,
 	}}
+	if c.TunnelPort != 0 {
+		b.Table.NodePorts, b.Table.Routers, b.Table.Nodes = NodePorts(c.BGP), c.Routers, c.Nodes
+	}
 	for _, subnet := range slices.Concat(c.Cluster, c.Subnets) {
 		name := Forward4
 		if subnet.Addr().Is6() {

@@ -35,6 +35,8 @@ const (
 const (
 	Blocks = "blocks" // Table.Blocks
 	Direct = "direct" // Table.Direct
+	// Cluster is Table.Cluster.
+	Cluster = "cluster"
 )
 
 // Set is a set of the table or, if it has a value, a map.

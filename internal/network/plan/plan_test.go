@@ -133,7 +133,7 @@ func TestBase(t *testing.T) {
 	subnets := []netip.Prefix{four.Masked(), six.Masked()}
 	b := ForNode(BaseConfig{Instance: "1a2b", Tag: 7, Mode: PTP, Owner: "me", Subnets: subnets, Masquerade: true})
 	if fmt.Sprint(b.Host.Routes) != "[route unreachable 10.88.0.0/16 route unreachable fd88::/64]" || b.Link != nil || fmt.Sprint(b.Host.Addresses) != "[address 10.88.0.1/32 dev lo address fd88::1/128 dev lo]" ||
-		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false 0 hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64] invalid IP}" {
+		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false 0 hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64] invalid IP [] [] [] <nil> 2}" {
 		t.Errorf("ptp: %+v", b)
 	}
 	b = ForNode(BaseConfig{Instance: "1a2b", Mode: Bridge, Subnets: subnets[:1], Resolver: Resolvers("1a2b")[0]})
