@@ -61,9 +61,11 @@ func (a *auth) protect(subresources []string, verb string, next http.Handler) ht
 		switch {
 		case err != nil:
 			a.client.LogOnce("token review", err)
+			dismiss(w)
 			http.Error(w, "the API server can't be asked for authentication now", http.StatusInternalServerError)
 			return
 		case user == nil:
+			dismiss(w)
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
@@ -75,13 +77,27 @@ func (a *auth) protect(subresources []string, verb string, next http.Handler) ht
 		switch {
 		case err != nil:
 			a.client.LogOnce("access review", err)
+			dismiss(w)
 			http.Error(w, "the API server can't be asked for authorization now", http.StatusInternalServerError)
 		case !allowed:
+			dismiss(w)
 			http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", user.Username, verb, subresources), http.StatusForbidden)
 		default:
+			trust(r.Context())
 			next.ServeHTTP(w, r)
 		}
 	})
+}
+
+// dismissal is how long the body of a request that is refused may take. The server reads it, so
+// that the client gets the answer.
+const dismissal = time.Second
+
+// dismiss makes the server close the connection after the answer, so that a client without access
+// holds none.
+func dismiss(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(dismissal)) // tests' writers have none
 }
 
 // authenticate returns the user of the request's certificate or token, or nil if there is none.

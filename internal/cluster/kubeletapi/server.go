@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
@@ -32,9 +31,11 @@ const (
 	// how long it may wait before the next one.
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
-	// maxConnections bounds the connections to a listener. Pods can connect without a login, and
-	// must not use up the file descriptors and the memory of huskd.
+	// maxConnections bounds the connections to a listener, and maxHeader the header of a request, in
+	// bytes. Pods can connect without a login, and must not use up the file descriptors and the memory
+	// of huskd.
 	maxConnections = 1000
+	maxHeader      = 64 << 10
 )
 
 // Config configures a Server.
@@ -117,7 +118,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
 	running.Go(func() error {
 		if err := s.serve(ctx, s.handler(s.routes()), func(server *http.Server) error {
-			return server.ServeTLS(netutil.LimitListener(s.listener, maxConnections), "", "")
+			return server.ServeTLS(newListener(s.listener, maxConnections), "", "")
 		}); err != nil {
 			return fmt.Errorf("--node-listen: %w", err)
 		}
@@ -126,7 +127,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	if s.healthListener != nil {
 		running.Go(func() error {
 			if err := s.serve(ctx, s.health.handler(), func(server *http.Server) error {
-				return server.Serve(netutil.LimitListener(s.healthListener, maxConnections))
+				return server.Serve(newListener(s.healthListener, maxConnections))
 			}); err != nil {
 				return fmt.Errorf("--node-healthz-listen: %w", err)
 			}
@@ -142,6 +143,7 @@ func (s *Server) serve(ctx context.Context, handler http.Handler, run func(*http
 	protocols.SetHTTP1(true) // sessions hijack their connection
 	server := &http.Server{
 		Handler: handler, TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader, ConnContext: withConnection,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
