@@ -110,11 +110,25 @@ func mkdirLike(dir int, name string, like *unix.Stat_t) error {
 	if err := unix.Mkdirat(dir, name, 0o700); err != nil {
 		return err
 	}
+	return makeLike(dir, name, like)
+}
+
+// makeLike gives a directory that was just made the owner and mode of the volume's root. A pod may
+// have put another directory in its place, one that it could rename but not read: that is refused.
+func makeLike(dir int, name string, like *unix.Stat_t) error {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	made := os.NewFile(uintptr(fd), name)
+	defer made.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if names, _ := made.Readdirnames(1); int(st.Uid) != os.Geteuid() || len(names) > 0 {
+		return fmt.Errorf("%s was replaced while it was made", name)
+	}
 	if err := unix.Fchown(fd, int(like.Uid), int(like.Gid)); err != nil {
 		return err
 	}

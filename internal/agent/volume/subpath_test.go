@@ -126,3 +126,30 @@ func TestSubPathRace(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestSubPathReplaced checks that a directory that a pod puts in the place of the one that SubPath
+// makes keeps its owner and mode.
+func TestSubPathReplaced(t *testing.T) {
+	t.Parallel()
+	hosttest.Root(t)
+	disk := t.TempDir()
+	fresh, filled, others := filepath.Join(disk, "fresh"), filepath.Join(disk, "filled"), filepath.Join(disk, "others")
+	if err := errors.Join(os.Mkdir(fresh, 0o700), os.MkdirAll(filepath.Join(filled, "secret"), 0o700), os.Mkdir(others, 0o700), os.Chown(others, 33, 33)); err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.Open(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	for path, refused := range map[string]bool{fresh: false, filled: true, others: true} {
+		err := makeLike(int(in.Fd()), filepath.Base(path), &unix.Stat_t{Uid: 1234, Gid: 1234, Mode: 0o777})
+		if refused != (err != nil) {
+			t.Errorf("%s: %v", path, err)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil || refused == (st.Uid == 1234) || refused != (st.Mode&0o777 == 0o700) {
+			t.Errorf("%s belongs to %d and has the mode %o, %v", path, st.Uid, st.Mode&0o777, err)
+		}
+	}
+}
