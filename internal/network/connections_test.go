@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -229,4 +230,34 @@ func TestTimeoutsOfConnections(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPodsCantFillTheNeighbourTable sends, without any privilege, to addresses on a pod's link that
+// nobody has. The kernel has one table of neighbours for all namespaces, of 1,024 by default, from
+// which it can't drop those that it is looking for.
+func TestPodsCantFillTheNeighbourTable(t *testing.T) {
+	l := newLab(t)
+	n := l.open(l.config())
+	g := l.attach(n)
+	must(t, netns.Do(g.Netns, func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		for i := range 50 {
+			fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			to := &unix.SockaddrInet6{Port: 9, ZoneId: uint32(link.Index), Addr: [16]byte{0: 0xfe, 1: 0x80, 14: 1, 15: byte(i)}}
+			_ = unix.Sendto(fd, []byte("x"), 0, to)
+			_ = unix.Close(fd)
+		}
+		return nil
+	}))
+	if got := strings.Count(l.ip(g.Netns, "-6 neigh show nud incomplete"), "\n"); got > 0 {
+		t.Errorf("the kernel looks for %d neighbours", got)
+	}
+	l.serve(l.other, "udp6", "other", 53)
+	l.reaches("pod", g.Netns, "udp6", other6, 53, answer("other", netip.MustParseAddr(node6)))
 }

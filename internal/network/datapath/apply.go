@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink/nl"
@@ -115,6 +116,10 @@ func podSide(c *nlsock.Conn, eth int, p plan.Plan) error {
 	// address.
 	requests = append([]*nl.NetlinkRequest{rtnetlink.SetLink(rtnetlink.LinkChange{Index: eth, NoAutoAddress: true}), rtnetlink.SetLink(rtnetlink.LinkChange{Index: eth, Up: true})}, requests...)
 	names = append([]string{"settings of " + p.Veth.Pod, "set " + p.Veth.Pod + " up"}, names...)
+	// In mode ptp, the node is the only neighbour, and permanent.
+	if p.Veth.Bridge == "" && slices.ContainsFunc(p.Pod.Neighbours, func(n plan.Neighbour) bool { return n.Addr.Is6() }) {
+		requests, names = append(requests, rtnetlink.NoDiscovery(eth)), append(names, "neighbour discovery of "+p.Veth.Pod)
+	}
 	return firstError(c.Do(requests...), names, p.Netns)
 }
 
