@@ -44,15 +44,7 @@ func TestLoginIsNotSentInTheClear(t *testing.T) {
 }
 
 // redirect redirects downloads of blobs to a URL.
-func redirect(to string) middleware {
-	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-		if strings.Contains(r.URL.Path, "/blobs/") {
-			http.Redirect(w, r, to+r.URL.Path, http.StatusTemporaryRedirect)
-			return
-		}
-		next.ServeHTTP(w, r)
-	}
-}
+func redirect(to string) middleware { return redirectPart("/blobs/", to) }
 
 func wantNoAuthorization(t *testing.T, s *server) {
 	t.Helper()
@@ -124,4 +116,34 @@ func TestContentEncoding(t *testing.T) {
 		_ = encoder.Close()
 	})
 	wantError(t, pull(t.Context(), client(t, s.host+"/"+testRepository+":v1", "", Login{})), "Content-Encoding")
+}
+
+// TestRedirectLoop checks that a registry can't send the client around for ever, nor take its login
+// elsewhere by the way.
+func TestRedirectLoop(t *testing.T) {
+	t.Parallel()
+	login := Login{Username: "alice", Password: "secret"}
+	for _, part := range []string{"/manifests/", "/blobs/"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			elsewhere := serve(t, redirectPart(part, "")) // to itself
+			s := serve(t, redirectPart(part, elsewhere.URL), basic)
+			wantError(t, pull(t.Context(), client(t, s.host+"/"+testRepository+":v1", "", login)), "redirects")
+			if n := elsewhere.count(""); n > 200 {
+				t.Errorf("%d requests", n)
+			}
+			wantNoAuthorization(t, elsewhere)
+		})
+	}
+}
+
+// redirectPart redirects requests whose path has a part to a URL.
+func redirectPart(part, to string) middleware {
+	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if strings.Contains(r.URL.Path, part) {
+			http.Redirect(w, r, to+r.URL.Path, http.StatusTemporaryRedirect)
+			return
+		}
+		next.ServeHTTP(w, r)
+	}
 }
