@@ -100,7 +100,7 @@ func containerStats(t *testing.T, c *criNode, pod, id, idle string) {
 }
 
 func sandboxStats(t *testing.T, c *criNode, pod, id string) {
-	c.sh(id, "ping -c 3 -i 0.1 "+node.Address4+" || true")
+	c.sh(id, "wget -q -T 5 -O /dev/null http://"+node.Address4+"/ || true")
 	r, err := c.PodSandboxStats(c.ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: pod})
 	c.must(err)
 	l := r.GetStats().GetLinux()

@@ -48,6 +48,12 @@ func TestDebugContainer(t *testing.T) {
 		if !regexp.MustCompile(`^container debugger-\w{5} of pod default/` + name + ` sees the processes of container c\n$`).MatchString(r.Stderr) {
 			t.Errorf("%s: %q", name, r.Stderr)
 		}
+		// It is confined as any container of the pod.
+		confined := `CapBnd:\s00000000800c25fb\nNoNewPrivs:\s0\nSeccomp:\s2\n4096\n`
+		r = w.Husk("debug", name, "--image", image, "--", "sh", "-c", "grep -E '^(CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max")
+		if !regexp.MustCompile("^" + confined + "$").MatchString(r.Stdout) {
+			t.Errorf("%s: the tools run with %q", name, r.Stdout)
+		}
 		// The pod is as before, and the same manifest is the same pod.
 		if again := w.run(manifest, "--wait"); !strings.Contains(again.Stdout, "unchanged") {
 			t.Errorf("run again: %s %s", again.Stdout, again.Stderr)

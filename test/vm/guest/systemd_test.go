@@ -218,6 +218,7 @@ func inSlice(h host, runtime string) *bounded {
 	})
 	var err error
 	b.id, err = b.create(b.pod, b.config, forever, limited(b.quota, b.most), func(k *runtimeapi.ContainerConfig) {
+		k.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"MKNOD"}}
 		k.Devices = []*runtimeapi.Device{{HostPath: "/dev/cpu_dma_latency", ContainerPath: "/dev/latency", Permissions: "r"}}
 	})
 	b.must(err)
