@@ -370,6 +370,9 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	if known, err := n.Nodes(); err != nil || !known.Equal(joined.Table.Nodes) {
 		t.Errorf("the kernel has the nodes %+v, %v", known, err)
 	}
+	if got := netnstest.Run(t, n.path, "nft", "list", "set", "inet", instance.Table(), "underlay4"); !strings.Contains(got, `"eth0"`) {
+		t.Errorf("nft lists the links as %s", got)
+	}
 	netnstest.Run(t, n.path, "nft", "delete", "element", "inet", instance.Table(), "nodes4", "{ 192.0.2.2 }")
 	if diffs, err := n.VerifyBase(joined); err != nil || len(diffs) != 1 || diffs[0].String() != "element nodes4 { 192.0.2.2 }: missing" {
 		t.Errorf("without an element: %v, %v", diffs, err)

@@ -439,8 +439,11 @@ func podSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
 	if s.Value != nil {
 		set.IsMap, set.DataType = true, datatype(s.Value, s.Six)
 	}
-	if s.Key[0] != plan.FieldLink {
+	switch {
+	case s.Key[0] != plan.FieldLink:
 		set.KeyByteOrder = binaryutil.BigEndian
+	case len(s.Key) == 1:
+		set.KeyByteOrder = binaryutil.NativeEndian // or nft lists the names as empty
 	}
 	return set
 }
