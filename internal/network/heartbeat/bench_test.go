@@ -47,7 +47,7 @@ func BenchmarkRun(b *testing.B) {
 			all := make([]Peer, peers)
 			for i := range all {
 				to := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
-				all[i] = Peer{Name: fmt.Sprintf("peer%05d", i), To: to, Way: backend.VXLAN, MTU: 1450, Paths: []backend.Path{{Way: backend.VXLAN, Link: "eth0"}}}
+				all[i] = Peer{Name: fmt.Sprintf("peer%05d", i), To: to, From: []netip.Addr{to}, Way: backend.VXLAN, MTU: 1450, Paths: []backend.Path{{Way: backend.VXLAN, Link: "eth0"}}}
 			}
 			p.Watch(netip.MustParseAddr("10.64.0.1"), all)
 			ctx, cancel := context.WithCancel(context.Background())

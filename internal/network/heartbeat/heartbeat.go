@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/netns"
@@ -37,6 +38,8 @@ type Peer struct {
 	Way   backend.Way
 	MTU   int            // of the largest packets that pods send
 	Paths []backend.Path // all ways to it, the preferred first
+	// From are the addresses from which it may probe this node.
+	From []netip.Addr
 }
 
 func (p Peer) target() Target {
@@ -59,6 +62,7 @@ type Prober struct {
 	monitor *Monitor
 	peers   map[string]Peer
 	watched []Peer // the peers in the order of their names
+	senders []netip.Addr
 	from    netip.Addr
 	conn    *socket // bound to from; nil if that isn't possible yet
 }
@@ -134,7 +138,23 @@ func (p *Prober) Watch(from netip.Addr, peers []Peer) {
 		_ = p.hangUp()
 	}
 	p.from = from
+	if p.setSenders(peers) && p.conn != nil && filter(p.conn.fd, p.wanted()) != nil {
+		_ = p.hangUp() // it is opened again with the filter
+	}
 }
+
+// setSenders sets who may probe this node. It reports whether that has changed.
+func (p *Prober) setSenders(peers []Peer) (changed bool) {
+	senders := make([]netip.Addr, 0, len(peers))
+	for i := range peers {
+		senders = append(senders, peers[i].From...)
+	}
+	changed = !slices.Equal(senders, p.senders)
+	p.senders = senders
+	return changed
+}
+
+func (p *Prober) wanted() []bpf.Instruction { return wanted(p.nonce, p.from.Is6(), p.senders) }
 
 func (p *Prober) remove(name string) {
 	p.monitor.Remove(name)
@@ -143,7 +163,7 @@ func (p *Prober) remove(name string) {
 
 func (p *Peer) equal(o *Peer) bool {
 	samePaths := len(p.Paths) == len(o.Paths) && (len(p.Paths) == 0 || &p.Paths[0] == &o.Paths[0] || slices.Equal(p.Paths, o.Paths))
-	return samePaths && p.Name == o.Name && p.To == o.To && p.Way == o.Way && p.MTU == o.MTU
+	return samePaths && slices.Equal(p.From, o.From) && p.Name == o.Name && p.To == o.To && p.Way == o.Way && p.MTU == o.MTU
 }
 
 // Health returns what is known of each peer.
@@ -228,7 +248,7 @@ func (p *Prober) listen() bool {
 		return false
 	}
 	err := p.inNode(func() (err error) {
-		p.conn, err = openSocket(p.from)
+		p.conn, err = openSocket(p.from, p.wanted())
 		return err
 	})
 	return err == nil

@@ -67,7 +67,7 @@ func hosts(t *testing.T, six bool) (a, b *host) {
 		h.other = "n" + string("21"[i])
 		mac, _ := plan.ParseMAC(macs[1-i])
 		h.prober.Watch(h.from, []Peer{{
-			Name: "n" + string("21"[i]), To: made[1-i].from, Way: backend.Direct, MTU: mtu,
+			Name: "n" + string("21"[i]), To: made[1-i].from, From: []netip.Addr{made[1-i].from}, Way: backend.Direct, MTU: mtu,
 			Paths: []backend.Path{
 				{Way: backend.Direct, Link: "eth0", Via: netip.MustParseAddr(via[1-i])},
 				{Way: backend.VXLAN, Link: "vx", MAC: mac},

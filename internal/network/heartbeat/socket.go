@@ -7,6 +7,7 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,8 +25,8 @@ type socket struct {
 	control []byte
 }
 
-// openSocket returns a socket bound to an address and Port.
-func openSocket(from netip.Addr) (*socket, error) {
+// openSocket returns a socket bound to an address and Port, with a filter.
+func openSocket(from netip.Addr, instructions []bpf.Instruction) (*socket, error) {
 	family, level, discover, probe := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE
 	if from.Is6() {
 		family, level, discover, probe = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE
@@ -39,6 +40,7 @@ func openSocket(from netip.Addr) (*socket, error) {
 		// Probes are sent whatever the kernel has learned about the path's MTU, and never in fragments.
 		unix.SetsockoptInt(fd, level, discover, probe),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+		filter(fd, instructions),
 		unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, Port))))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on %v: %w", from, err), unix.Close(fd))

@@ -399,7 +399,12 @@ func probes(self peer.Node, p backend.Plan, peers []*peer.Node) (from netip.Addr
 		if same < 0 || p.Peers[i].Way == "" {
 			continue
 		}
-		out = append(out, heartbeat.Peer{Name: n.Name, To: plan.First(n.Blocks[same]), Way: p.Peers[i].Way, MTU: p.MTU, Paths: p.Peers[i].Paths})
+		// Of several blocks, the node may take another one for its first.
+		senders := make([]netip.Addr, 0, len(n.Blocks))
+		for _, b := range n.Blocks {
+			senders = append(senders, plan.First(b))
+		}
+		out = append(out, heartbeat.Peer{Name: n.Name, To: plan.First(n.Blocks[same]), From: senders, Way: p.Peers[i].Way, MTU: p.MTU, Paths: p.Peers[i].Paths})
 	}
 	return from, out
 }
