@@ -9,9 +9,9 @@ import (
 
 // Accept returns the records that a node may route by, in the order of their names, and a note for
 // each record or block that it may not. The blocks must be inside the cluster's pod subnets and
-// mustn't overlap a block of self; nor may a peer have an address of self. Of two peers with
-// overlapping blocks, or the same MAC or key, the one whose name comes first keeps it, so that all
-// nodes agree.
+// mustn't overlap a block of self; nor may a peer have an address of self or of a pod. Of two peers
+// with overlapping blocks, or the same MAC or key, the one whose name comes first keeps it, so that
+// all nodes agree.
 func Accept(cluster []netip.Prefix, self Node, records []*Node) (peers []*Node, notes []string) {
 	return new(Acceptor).Accept(cluster, self, records)
 }
@@ -126,6 +126,10 @@ func (a *Acceptor) admit(r Node) (_ Node, ok bool, notes []string) {
 	}
 	if i := slices.IndexFunc(r.Addresses, func(own netip.Addr) bool { return slices.Contains(a.self.Addresses, own) }); i >= 0 {
 		return r, false, []string{fmt.Sprintf("node %s has this node's address %v: give one of them another", r.Name, r.Addresses[i])}
+	}
+	// Encapsulated packets are taken from nodes, and pods would be taken for some.
+	if i := slices.IndexFunc(r.Addresses, func(at netip.Addr) bool { return inside(a.cluster, netip.PrefixFrom(at, at.BitLen())) }); i >= 0 {
+		return r, false, []string{fmt.Sprintf("node %s has the address %v, which is inside the pod subnets %v", r.Name, r.Addresses[i], a.cluster)}
 	}
 	blocks := make([]netip.Prefix, 0, len(r.Blocks))
 	for _, b := range r.Blocks {

@@ -103,6 +103,8 @@ func TestAccept(t *testing.T) {
 		node("e", "192.0.2.5", "10.0.0.0/8"),                       // contains the cluster
 		node("f", "0.0.0.0", "10.201.6.0/24"),                      // invalid
 		node("g", "192.0.2.7", "10.201.24.0/22", "10.201.28.0/22"), // z's block is inside the first
+		node("h", "10.201.1.7", "10.201.7.0/24"),                   // a pod's address
+		node("i", "fd68:0:0:1::7", "10.201.8.0/24"),
 	))
 	var names []string
 	for _, p := range peers {
@@ -119,6 +121,8 @@ func TestAccept(t *testing.T) {
 		"block 10.99.0.0/16 of node d is outside the pod subnets [10.201.0.0/16 fd68::/48]",
 		"block 10.0.0.0/8 of node e is outside the pod subnets [10.201.0.0/16 fd68::/48]",
 		"record of node f: address 0.0.0.0 is not one that other nodes can reach",
+		"node h has the address 10.201.1.7, which is inside the pod subnets [10.201.0.0/16 fd68::/48]",
+		"node i has the address fd68:0:0:1::7, which is inside the pod subnets [10.201.0.0/16 fd68::/48]",
 		"block 10.201.1.128/25 of node z overlaps one of node a",
 		"block 10.201.26.0/24 of node z overlaps one of node g",
 	}
