@@ -104,6 +104,7 @@ func (r *Registry) credentials(host string) (username, secret string, err error)
 
 func (r *Registry) keepTransport(client *http.Client) error {
 	if t, ok := client.Transport.(*http.Transport); ok {
+		confineDials(t)
 		r.transports = append(r.transports, t)
 	}
 	return nil

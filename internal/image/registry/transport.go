@@ -45,13 +45,17 @@ func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errdefs.ErrPermissionDenied.WithMessage(
 			fmt.Sprintf("registry %s asks for its login over plain http, at %s: only https keeps it secret", g.name, req.URL.Host))
 	}
+	req, err := g.confine(req)
+	if err != nil {
+		return nil, err
+	}
 	if req.Header.Get("Accept-Encoding") != "" {
 		// Not zstd, whose decoder in containerd may need a gigabyte.
 		req.Header.Set("Accept-Encoding", "gzip")
 	}
 	resp, err := g.base.RoundTrip(req)
 	if err != nil {
-		return nil, err
+		return nil, g.stray(req, err)
 	}
 	if encoding := strings.Join(resp.Header.Values("Content-Encoding"), ","); strings.Contains(strings.ToLower(encoding), "zstd") {
 		_ = resp.Body.Close()
