@@ -48,6 +48,8 @@ var (
 	// webAddress may have a part that looks like a mention.
 	webAddress = regexp.MustCompile(`https?://\S+`)
 	target     = regexp.MustCompile("(?m)(?:^|`|\\$ )make ([a-z]+)\\b")
+	testName   = regexp.MustCompile(`\bTest[A-Z][A-Za-z0-9]*\b`)
+	testFunc   = regexp.MustCompile(`(?m)^func (Test[A-Z][A-Za-z0-9]*)\(`)
 )
 
 func TestLinksLeadSomewhere(t *testing.T) {
@@ -87,6 +89,24 @@ func TestCodeNamesDocuments(t *testing.T) {
 		for _, name := range mention.FindAllString(webAddress.ReplaceAllString(read(t, file), ""), -1) {
 			if found, _ := filepath.Glob(filepath.Join(top, name+"*")); len(found) == 0 && name != "docs/reference" {
 				t.Errorf("%s speaks of %s, which isn't there", file, name)
+			}
+		}
+	}
+}
+
+// TestDocumentsNameTests checks that the tests that documents name exist: docs/security.md promises
+// what they hold.
+func TestDocumentsNameTests(t *testing.T) {
+	exist := map[string]bool{}
+	for _, file := range files(t, "_test.go") {
+		for _, m := range testFunc.FindAllStringSubmatch(read(t, file), -1) {
+			exist[m[1]] = true
+		}
+	}
+	for _, file := range files(t, ".md") {
+		for _, name := range testName.FindAllString(read(t, file), -1) {
+			if !exist[name] {
+				t.Errorf("%s names %s, which isn't there", file, name)
 			}
 		}
 	}
