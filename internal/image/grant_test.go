@@ -168,7 +168,7 @@ func TestDigestsOpenNothing(t *testing.T) {
 	}
 	// knows serves the manifest of an image, its config, and as many of its layers.
 	knows := func(img *testimage.Image, manifest, config bool, layers int) handler {
-		return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		return func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 			switch {
 			case strings.Contains(r.URL.Path, "/manifests/") && (manifest || r.Method == http.MethodHead):
 				reply(w, r, ocispec.MediaTypeImageManifest, img.Manifest)

@@ -95,13 +95,13 @@ func TestLinkLocalSources(t *testing.T) {
 			to   string
 			what string
 		}{{own, "its link-local address"}, {"ff02::1", "all nodes"}} {
-			if l.hears(link, a.Netns, c.to) {
+			if l.hears(a.Netns, c.to) {
 				t.Errorf("a datagram from a pod's link-local address to %s of the node arrived", c.what)
 			}
 		}
 		// The same by a rule that lets them pass, so that the test can fail.
 		l.run(l.node, "nft", "insert", "rule", "inet", cfg.Instance.Table(), "discovery", "accept")
-		eventually(t, "a datagram arrives without the rule", func() bool { return l.hears(link, a.Netns, own) })
+		eventually(t, "a datagram arrives without the rule", func() bool { return l.hears(a.Netns, own) })
 		l.run(l.node, "nft", "delete", "table", "inet", cfg.Instance.Table())
 		must(t, n.remakeTable())
 		// Neighbour discovery by the kernel: the pod asks for the node's address, and the node answers.
@@ -120,9 +120,8 @@ func TestLinkLocalSources(t *testing.T) {
 	})
 }
 
-// hears sends datagrams from a pod's link-local address, and reports whether the node gets one by
-// the link.
-func (l *lab) hears(link, ns, to string) (heard bool) {
+// hears sends datagrams from a pod's link-local address, and reports whether the node gets one.
+func (l *lab) hears(ns, to string) (heard bool) {
 	l.t.Helper()
 	var in *net.UDPConn
 	must(l.t, netns.Do(l.node, func() error {

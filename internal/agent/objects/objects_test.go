@@ -156,7 +156,7 @@ func TestUnreadablePolicy(t *testing.T) {
 		}
 		for start := range 2 {
 			s = &store{}
-			s.Store = New(Config{Journal: j, Policies: true, Deliver: func(set source.Set, all manifest.Objects) { s.set = set }})
+			s.Store = New(Config{Journal: j, Policies: true, Deliver: func(set source.Set, _ manifest.Objects) { s.set = set }})
 			if bad := s.Load(); len(bad) != 1-start {
 				t.Errorf("start %d: %v", start, bad)
 			}

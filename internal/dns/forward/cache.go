@@ -13,10 +13,10 @@ const (
 	maxTime     = time.Hour
 	maxNegative = 30 * time.Second
 	failureTime = time.Second // see RFC 9520, section 3.2
-	// maxSecond and maxSecondNegative bound the answers of other resolvers than the first, which
+	// maxOther and maxOtherNegative bound the answers of other resolvers than the first, which
 	// may not know what it knows: the names of a company's own network, for instance.
-	maxSecond         = 30 * time.Second
-	maxSecondNegative = time.Second
+	maxOther         = 30 * time.Second
+	maxOtherNegative = time.Second
 	// overhead is about what an entry takes beside its message and key, in bytes.
 	overhead = 200
 )
@@ -116,7 +116,7 @@ func lifetimeOf(m *dns.Msg, first bool) time.Duration {
 	}
 	lifetime, negative := maxTime, maxNegative
 	if !first {
-		lifetime, negative = maxSecond, maxSecondNegative
+		lifetime, negative = maxOther, maxOtherNegative
 	}
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {
