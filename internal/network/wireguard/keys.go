@@ -116,7 +116,11 @@ func (k *Keys) step(act func() error) error {
 	return nil
 }
 
+// readKey reads a key, and closes its file to others: it may have been copied without its mode.
 func readKey(file string) (*wgtypes.Key, error) {
+	if err := os.Chmod(file, 0o600); err != nil {
+		return nil, err
+	}
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err

@@ -56,6 +56,13 @@ func TestKeys(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode of the file: %v, %v", info.Mode(), err)
 	}
+	if err := os.Chmod(file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	k = open()
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode of the file after a restart: %v, %v", info.Mode(), err)
+	}
 	step := func(name string, act func(*wireguard.Keys) error, check func(first, second peer.Key) bool) {
 		t.Helper()
 		for _, again := range []string{"", ", once more", ", after a restart"} {
