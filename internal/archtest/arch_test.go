@@ -235,6 +235,8 @@ var fanOutMaxima = map[string]int{
 	// It read the boot ID by code of its own, to save the import of host. What limits the
 	// connections of pods needs the ledger's addresses, and ends with the network.
 	"internal/network": 14,
+	// A copy of the configuration for its checks had a field for each key that they ask for.
+	"internal/doctor": 13,
 	// wireguard had its own code that started its program, to save the import of companion.
 	"internal/network/peering": 13,
 }

@@ -264,12 +264,32 @@ func (e *Etcd) checkEtcd(used bool, bad func(key, format string, args ...any)) {
 			bad("etcd-endpoints", "%q is not of the form https://HOST:2379", s)
 		}
 	}
+	if exposed := Unencrypted(e.EtcdEndpoints); len(exposed) > 0 && !e.EtcdInsecure {
+		bad("etcd-endpoints", "%s is not encrypted: whoever can read it can take this node's addresses: use https", exposed[0])
+	}
 	if (e.EtcdCert == "") != (e.EtcdKey == "") {
 		bad("etcd-cert-file", "set both it and etcd-key-file, or neither")
 	}
 	if (e.EtcdUser == "") != (e.EtcdPassword == "") {
 		bad("etcd-user", "set both it and etcd-password-file, or neither")
 	}
+}
+
+// Unencrypted returns those of etcd-endpoints that are other machines, reached without TLS.
+func Unencrypted(endpoints []string) (out []string) {
+	for _, s := range endpoints {
+		if u, err := url.Parse(s); err == nil && u.Scheme == "http" && !OnLoopback(u.Hostname()) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// OnLoopback reports whether a host's name or address is this machine's own, which nobody else
+// reaches.
+func OnLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // ReadPassword returns the password in the file that a key of the configuration names, without one

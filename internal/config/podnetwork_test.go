@@ -53,3 +53,20 @@ func TestNetworkKubeconfig(t *testing.T) {
 		}
 	}
 }
+
+func TestEtcdEndpoints(t *testing.T) {
+	for endpoints, want := range map[string]string{
+		"https://192.0.2.1:2379": "",
+		"http://127.0.0.1:2379,http://localhost:2379,http://[::1]:2379": "",
+		"http://192.0.2.1:2379":                           "etcd-endpoints: http://192.0.2.1:2379 is not encrypted",
+		"http://localhost:2379,http://[2001:db8::1]:2379": "etcd-endpoints: http://[2001:db8::1]:2379 is not encrypted",
+		"http://localhost.example.com:2379":               "is not encrypted",
+		"http://192.0.2.1:2379 --etcd-insecure":           "",
+		"http://127.0.0.1:2379 --network-store=none":      "etcd-endpoints: set it and network-store etcd or flannel",
+	} {
+		_, err := Parse(append([]string{"--config", "/dev/null", "--network-store=etcd"}, strings.Fields("--etcd-endpoints="+endpoints)...), io.Discard)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", endpoints, err, want)
+		}
+	}
+}

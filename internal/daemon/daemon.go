@@ -127,6 +127,7 @@ func Run(ctx context.Context, cfg config.Config, reloads Reload) error {
 	if uid := os.Geteuid(); uid != 0 {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
 	}
+	doctor.LogExposures(cfg, d.log)
 	began := time.Now()
 	var err error
 	d.locks, err = lockDirs(cfg)
@@ -521,7 +522,7 @@ const maxMessage = 16 << 20
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	running := d.externalAttachments()
 	if d.cfg.NetworkOnly {
-		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Services: d.services.Problems(), Attachments: running, Root: d.cfg.Root, Damaged: d.journal.Damaged()})
+		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Services: d.services.Problems(), Attachments: running, Config: d.cfg, Damaged: d.journal.Damaged()})
 	}
 	for _, st := range d.sandboxes.List() {
 		if st.State == sandboxstate.Ready && !st.HostNetwork() {
@@ -530,9 +531,8 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	}
 	declared := d.manifests.Load().Report()
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
+		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Config: d.cfg,
 		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Names: d.names.problems(), Tasks: d.tasks(), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
-		ImagesUnverified: d.cfg.Verification().Off(),
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/cni/conf"
+	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/datapath"
@@ -45,9 +46,7 @@ type Host struct {
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
-	Root        string
-	// ImagesUnverified says that pods may use images that were pulled with the logins of others.
-	ImagesUnverified bool
+	Config      config.Config
 	// Manifests says why files of the manifests directory are refused, and IgnoredManifests are the
 	// files that aren't read.
 	Manifests, IgnoredManifests []string
@@ -97,9 +96,10 @@ func Examine(h Host) []*huskv1.Check {
 	}
 	d.firewall(h.Network.BlockingFirewalls())
 	var fs unix.Statfs_t
-	err = unix.Statfs(h.Root, &fs)
-	d.disk(h.Root, fs, err)
-	d.images(h.ImagesUnverified)
+	err = unix.Statfs(h.Config.Root, &fs)
+	d.disk(h.Config.Root, fs, err)
+	d.images(h.Config.Verification().Off())
+	d.exposures(h.Config, unix.Stat)
 	d.manifests(h.Manifests, h.IgnoredManifests)
 	d.orphans(h.Orphans)
 	d.journal(h.Damaged)

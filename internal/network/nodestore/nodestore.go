@@ -79,7 +79,7 @@ func openEtcd(cfg Config) (*Store, error) {
 	}
 	c := etcd.Config{
 		Endpoints: cfg.EtcdEndpoints, Cluster: cfg.EtcdCluster, TTL: blockTTL, CA: cfg.EtcdCA, Cert: cfg.EtcdCert, Key: cfg.EtcdKey,
-		Username: cfg.EtcdUser, Password: password, Insecure: cfg.EtcdInsecure,
+		Username: cfg.EtcdUser, Password: password,
 	}
 	var store interface {
 		lease.Store

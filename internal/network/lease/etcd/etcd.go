@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -53,8 +52,6 @@ type Config struct {
 	// are read again for each connection, so they can be replaced.
 	CA, Cert, Key      string
 	Username, Password string
-	// Insecure allows http to other machines.
-	Insecure bool
 }
 
 // Store implements lease.Store.
@@ -97,10 +94,6 @@ func New(cfg Config) (*Store, error) {
 		}
 		if scheme != "" && u.Scheme != scheme {
 			return nil, fmt.Errorf("etcd endpoints %v: some are http and some https", cfg.Endpoints)
-		}
-		ip := net.ParseIP(u.Hostname())
-		if local := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback(); u.Scheme == "http" && !local && !cfg.Insecure {
-			return nil, fmt.Errorf("etcd endpoint %s is not encrypted: whoever can read it can take this node's addresses: use https", e)
 		}
 		scheme = u.Scheme
 	}

@@ -447,7 +447,6 @@ func TestNewRefuses(t *testing.T) {
 	}{
 		{etcd.Config{}, "no etcd endpoints"},
 		{etcd.Config{Endpoints: []string{"192.0.2.1:2379"}}, "want a URL like"},
-		{etcd.Config{Endpoints: []string{"http://192.0.2.1:2379"}}, "not encrypted"},
 		{etcd.Config{Endpoints: []string{"https://192.0.2.1:2379", "http://127.0.0.1:2379"}}, "some are http and some https"},
 		{etcd.Config{Endpoints: []string{"http://127.0.0.1:2379"}, Cluster: "a/b"}, "cluster name"},
 		{etcd.Config{Endpoints: []string{"http://127.0.0.1:2379"}, TTL: time.Second}, "at least 2s"},
