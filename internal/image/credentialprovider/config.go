@@ -3,6 +3,7 @@ package credentialprovider
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path"
 	"path/filepath"
@@ -121,13 +122,16 @@ func problems(p kubeletv1.CredentialProvider) (out []string) {
 	return out
 }
 
-// matches reports whether an image's repository is below a host and path. Each label of the host
-// may be a pattern such as *.
+// matches reports whether an image's repository is below a host and path, as the kubelet decides
+// it. Each label of the host may be a pattern such as *, which never spans labels. The port is the
+// same, and the path begins with the pattern's.
 func matches(pattern, repository string) bool {
-	host, below, _ := strings.Cut(pattern, "/")
+	wantHost, below, _ := strings.Cut(pattern, "/")
 	imageHost, name, _ := strings.Cut(repository, "/")
-	wants, has := strings.Split(host, "."), strings.Split(imageHost, ".")
-	if len(wants) != len(has) || !strings.HasPrefix(name, below) || port(host) != port(imageHost) {
+	wantHost, wantPort := splitPort(wantHost)
+	host, port := splitPort(imageHost)
+	wants, has := strings.Split(wantHost, "."), strings.Split(host, ".")
+	if len(wants) != len(has) || wantPort != port || !strings.HasPrefix(name, below) {
 		return false
 	}
 	for i := range wants {
@@ -138,7 +142,15 @@ func matches(pattern, repository string) bool {
 	return true
 }
 
-func port(host string) string {
-	_, port, _ := strings.Cut(host, ":")
-	return port
+// splitPort splits a host's name or address from its port, if that has one. Brackets are removed
+// from an IPv6 address, and stay in a pattern.
+func splitPort(at string) (host, port string) {
+	host, port, err := net.SplitHostPort(at)
+	if err != nil {
+		host, port = at, ""
+	}
+	if inner, found := strings.CutPrefix(host, "["); found && strings.Contains(inner, ":") {
+		host = strings.TrimSuffix(inner, "]")
+	}
+	return host, port
 }

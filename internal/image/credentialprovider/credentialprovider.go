@@ -3,15 +3,10 @@
 package credentialprovider
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -20,21 +15,10 @@ import (
 	"time"
 
 	"github.com/distribution/reference"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1 "k8s.io/kubelet/config/v1"
 	credentialproviderv1 "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 
 	"github.com/huskd/husk/internal/manifest/criconfig"
-)
-
-const (
-	// runTime is how long a provider may run, as with the kubelet.
-	runTime = time.Minute
-	// killTime is how long the pipes of a killed provider stay open for its children.
-	killTime = time.Second
-	// maxResponse bounds a response in bytes.
-	maxResponse  = 1 << 20
-	maxComplaint = 500
 )
 
 // Config says which providers there are.
@@ -55,12 +39,23 @@ type Providers struct {
 // provider is one program.
 type provider struct {
 	kubeletv1.CredentialProvider
-	path string
+	path  string
+	limit time.Duration // how long it may run
 
-	// Invariant: mu guards answers. It is held while the program runs, so that pulls of many pods ask
-	// once.
+	// Invariant: mu guards answers and calls.
 	mu      sync.Mutex
 	answers map[string]answer // by the key that the program chose: see keysOf
+	calls   map[string]*call  // those running, by repository
+}
+
+// call is a run of the program, for all pulls from a repository at the same time. It is killed when
+// nobody waits for it anymore.
+type call struct {
+	cancel  context.CancelFunc
+	waiters int
+	done    chan struct{} // closed when auth and err are set
+	auth    map[string]credentialproviderv1.AuthConfig
+	err     error
 }
 
 // answer is what a provider has answered.
@@ -84,7 +79,9 @@ func Open(cfg Config) (*Providers, error) {
 		if err != nil {
 			return nil, fmt.Errorf("credential provider %s: %w", c.Name, err)
 		}
-		out.list = append(out.list, &provider{CredentialProvider: c, path: path, answers: map[string]answer{}})
+		out.list = append(out.list, &provider{
+			CredentialProvider: c, path: path, limit: runTime, answers: map[string]answer{}, calls: map[string]*call{},
+		})
 	}
 	return out, nil
 }
@@ -123,87 +120,101 @@ func (p *Providers) Logins(ctx context.Context, image string) []criconfig.Login 
 	return out
 }
 
-// keysOf returns the keys under which an answer for a repository may be found: the repository's
-// own, its registry's and the one of all images.
-func keysOf(repository string) map[credentialproviderv1.PluginCacheKeyType]string {
+// key is where an answer is kept, if the program chose that kind.
+type key struct {
+	kind credentialproviderv1.PluginCacheKeyType
+	name string
+}
+
+// keysOf returns the keys under which an answer for a repository may be found, in the kubelet's
+// order: the repository's own, its registry's and the one of all images.
+func keysOf(repository string) []key {
 	registry, _, _ := strings.Cut(repository, "/")
-	return map[credentialproviderv1.PluginCacheKeyType]string{
-		credentialproviderv1.ImagePluginCacheKeyType:    "image " + repository,
-		credentialproviderv1.RegistryPluginCacheKeyType: "registry " + registry,
-		credentialproviderv1.GlobalPluginCacheKeyType:   "global",
+	return []key{
+		{credentialproviderv1.ImagePluginCacheKeyType, "image " + repository},
+		{credentialproviderv1.RegistryPluginCacheKeyType, "registry " + registry},
+		{credentialproviderv1.GlobalPluginCacheKeyType, "global"},
 	}
 }
 
 // ask returns the provider's logins by host and path.
 func (p *provider) ask(ctx context.Context, repository string) (map[string]credentialproviderv1.AuthConfig, error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	if auth, ok := p.known(repository); ok {
+		p.mu.Unlock()
+		return auth, nil
+	}
+	c := p.calls[repository]
+	if c == nil {
+		c = &call{done: make(chan struct{})}
+		var run context.Context
+		run, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+		p.calls[repository] = c
+		go p.answer(run, repository, c)
+	}
+	c.waiters++
+	p.mu.Unlock()
+
+	select {
+	case <-c.done:
+		return c.auth, c.err
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	c.waiters--
+	last := c.waiters == 0
+	if last {
+		c.cancel()
+		p.forget(repository, c) // nobody may join a cancelled call
+	}
+	p.mu.Unlock()
+	if last {
+		<-c.done // the program is dead, and doesn't outlive huskd
+	}
+	return nil, context.Cause(ctx)
+}
+
+// known returns an answer that is kept for a repository. The caller holds mu.
+func (p *provider) known(repository string) (map[string]credentialproviderv1.AuthConfig, bool) {
 	maps.DeleteFunc(p.answers, func(_ string, a answer) bool { return time.Now().After(a.expires) })
-	keys := keysOf(repository)
-	for _, key := range keys {
-		if a, ok := p.answers[key]; ok {
-			return a.auth, nil
+	for _, key := range keysOf(repository) {
+		if a, ok := p.answers[key.name]; ok {
+			return a.auth, true
 		}
 	}
+	return nil, false
+}
+
+// forget removes a call unless another has taken its place. The caller holds mu.
+func (p *provider) forget(repository string, c *call) {
+	if p.calls[repository] == c {
+		delete(p.calls, repository)
+	}
+}
+
+// answer runs the program for a call and keeps its answer for as long as that says.
+func (p *provider) answer(ctx context.Context, repository string, c *call) {
+	defer c.cancel()
 	response, err := p.run(ctx, repository)
-	if err != nil {
-		return nil, err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer close(c.done)
+	p.forget(repository, c)
+	if c.err = err; err != nil {
+		return
 	}
-	key, ok := keys[response.CacheKeyType]
-	if !ok {
-		return nil, fmt.Errorf("cacheKeyType %.40q is not Image, Registry or Global", response.CacheKeyType)
+	keys := keysOf(repository)
+	at := slices.IndexFunc(keys, func(k key) bool { return k.kind == response.CacheKeyType })
+	if at < 0 {
+		c.err = fmt.Errorf("cacheKeyType %.40q is not Image, Registry or Global", response.CacheKeyType)
+		return
 	}
+	c.auth = response.Auth
 	keep := p.DefaultCacheDuration.Duration
 	if response.CacheDuration != nil {
 		keep = response.CacheDuration.Duration
 	}
 	if keep > 0 {
-		p.answers[key] = answer{response.Auth, time.Now().Add(keep)}
+		p.answers[keys[at].name] = answer{response.Auth, time.Now().Add(keep)}
 	}
-	return response.Auth, nil
-}
-
-// run runs the program with a request on its standard input. Errors don't contain its output, which
-// may be secret.
-func (p *provider) run(ctx context.Context, repository string) (*credentialproviderv1.CredentialProviderResponse, error) {
-	request, err := json.Marshal(credentialproviderv1.CredentialProviderRequest{
-		TypeMeta: metav1.TypeMeta{APIVersion: p.APIVersion, Kind: "CredentialProviderRequest"}, Image: repository,
-	})
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, runTime)
-	defer cancel()
-	var stdout, stderr bounded
-	cmd := exec.CommandContext(ctx, p.path, p.Args...)
-	cmd.Env = os.Environ()
-	for _, e := range p.Env {
-		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
-	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(request), &stdout, &stderr
-	cmd.WaitDelay = killTime
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, fmt.Errorf("%w: %.*q", err, maxComplaint, strings.TrimSpace(stderr.String()))
-	}
-	response := &credentialproviderv1.CredentialProviderResponse{}
-	if err := json.Unmarshal(stdout.Bytes(), response); err != nil {
-		return nil, errors.New("its output is not a CredentialProviderResponse in JSON")
-	}
-	if response.Kind != "CredentialProviderResponse" || response.APIVersion != p.APIVersion {
-		return nil, fmt.Errorf("it answered with a %.40q of %.60q instead of a CredentialProviderResponse of %s", response.Kind, response.APIVersion, p.APIVersion)
-	}
-	return response, nil
-}
-
-// bounded is a buffer that refuses more than maxResponse.
-type bounded struct{ bytes.Buffer }
-
-func (b *bounded) Write(data []byte) (int, error) {
-	if b.Len()+len(data) > maxResponse {
-		return 0, io.ErrShortWrite
-	}
-	return b.Buffer.Write(data)
 }

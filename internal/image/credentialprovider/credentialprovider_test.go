@@ -54,6 +54,10 @@ func provide(dir string) error {
 	if err != nil {
 		return err
 	}
+	how, _ := os.ReadFile(filepath.Join(dir, "behaviour"))
+	if err := misbehave(dir, string(how)); err != nil {
+		return err
+	}
 	_, err = os.Stdout.Write(answer)
 	return err
 }
@@ -159,17 +163,23 @@ func TestCache(t *testing.T) {
 		{`"cacheKeyType": "Image"`, 3},
 		{`"cacheKeyType": "Registry"`, 2},
 		{`"cacheKeyType": "Global"`, 1},
-		{`"cacheKeyType": "Global", "cacheDuration": "0s"`, 12},
-		{`"cacheKeyType": "Nonsense"`, 12},
+		{`"cacheKeyType": "Global", "cacheDuration": "0s"`, 4},
+		{`"cacheKeyType": "Global", "cacheDuration": "-1h"`, 4},
+		{`"cacheKeyType": "Global", "cacheDuration": "2000000h"`, 1},
 	} {
 		h := newHarness(t, `"*.example.com"`, c.answer)
-		var group sync.WaitGroup
+		h.behave("waits")
 		for _, image := range []string{"a.example.com/x:1", "a.example.com/y", "b.example.com/x", "a.example.com/x:2"} {
+			var group sync.WaitGroup
 			for range 3 {
 				group.Go(func() { h.Logins(t.Context(), image) })
 			}
+			for repository, _, _ := strings.Cut(image, ":"); h.waiters(repository) < 3 && !h.kept(repository); {
+				time.Sleep(time.Millisecond)
+			}
+			h.proceed()
+			group.Wait()
 		}
-		group.Wait()
 		if got := len(h.requests()); got != c.asked {
 			t.Errorf("%s: the provider ran %d times, want %d", c.answer, got, c.asked)
 		}
@@ -200,6 +210,21 @@ func TestMatches(t *testing.T) {
 		{"reg.example.com:5000", "reg.example.com:5000/web", true},
 		{"*:5000", "localhost:5000/web", true},
 		{"*", "localhost:5000/web", false},
+		{"reg.example.com/team", "reg.example.com/team-b/web", true}, // as below a kubelet
+		{"[fd00::1]:5000", "[fd00::1]:5000/web", true},
+		{"[fd00::1]", "[fd00::1]/web", true},
+		{"[fd00::1]:5000", "[fd00::2]:5000/web", false},
+		{"[fd00::1]:5000", "f:5000/web", false},
+		{"*.example.com", "evil.com/x.example.com", false},
+		{"*.example.com", "evil.com/reg.example.com/web", false},
+		{"*.example.com", "reg.example.com.evil/web", false},
+		{"*.example.com", "example.com/web", false},
+		{"*.example.com", "reg.example.com:5000/web", false},
+		{"*.example.com", "regxexample.com/web", false},
+		{"reg.example.com", "reg.example.com.evil.com/web", false},
+		{"reg.example.com", "evil.com/reg.example.com", false},
+		{"*.com:5000", "evil.com:5001/x:5000", false},
+		{"[", "reg.example.com/web", false},
 	} {
 		if got := matches(c.pattern, c.repository); got != c.want {
 			t.Errorf("%s, %s: %t", c.pattern, c.repository, got)
