@@ -221,12 +221,13 @@ func ours(f sourceFile) []string {
 // fanOutMaxima are the limits of the packages that may import more packages than maxFanOut.
 var fanOutMaxima = map[string]int{
 	// It translates for every owner. An interface for one of them, to save an import, had one
-	// implementation that only forwarded.
+	// implementation that only forwarded. Who may use a pulled image has a type of its owner, access.
 	"internal/api": 25,
 	"internal/cri": 14, // likewise
 	// Groups of commands have packages of their own.
 	"internal/cli": 23,
-	// It runs pods through all owners. To import fewer, packages would have to forward.
+	// It runs pods through all owners. To import fewer, packages would have to forward. A pull says
+	// whose its login is, and a pod what it has, in the types of access.
 	"internal/agent": 20,
 	// It calls drivers itself that adapters in daemon would only forward to.
 	"internal/container": 13,
@@ -251,6 +252,27 @@ func TestFanOut(t *testing.T) {
 		}
 		if limit := max(maxFanOut, fanOutMaxima[pkg]); len(seen) > limit && pkg != "internal/daemon" {
 			t.Errorf("package %s imports %d packages of this module, at most %d", pkg, len(seen), limit)
+		}
+	}
+}
+
+// TestNoEmbeddedBuffers: a buffer that bounds what is written to it must not embed bytes.Buffer,
+// whose ReadFrom io.Copy prefers to the Write that has the bound.
+func TestNoEmbeddedBuffers(t *testing.T) {
+	for _, files := range load(t, false) {
+		for _, f := range files {
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				s, ok := n.(*ast.StructType)
+				if !ok {
+					return true
+				}
+				for _, field := range s.Fields.List {
+					if x, ok := field.Type.(*ast.SelectorExpr); ok && len(field.Names) == 0 && x.Sel.Name == "Buffer" {
+						t.Errorf("%s embeds a buffer: name the field", f.fset.Position(field.Pos()))
+					}
+				}
+				return true
+			})
 		}
 	}
 }

@@ -12,7 +12,8 @@ import (
 var methodMaxima = map[string]int{
 	// CRI's two gRPC services have 37 methods between them, which share one view of the node.
 	"internal/cri.runtimeService": 61,
-	// It has a method for each verb of images, and a pull and a load embed it.
+	// It has a method for each verb of images, one of which asks who may use them, and a pull and a
+	// load embed it.
 	"internal/image.Store":      32,
 	"internal/image.puller":     39,
 	"internal/image.loader":     37,

@@ -11,10 +11,10 @@ import (
 const maxOutput = 10 << 10
 
 // prefixBuffer keeps the first maxOutput bytes and drops the rest without an error.
-type prefixBuffer struct{ bytes.Buffer }
+type prefixBuffer struct{ kept bytes.Buffer }
 
 func (b *prefixBuffer) Write(p []byte) (int, error) {
-	_, _ = b.Buffer.Write(p[:min(len(p), maxOutput-b.Len())])
+	_, _ = b.kept.Write(p[:min(len(p), maxOutput-b.kept.Len())])
 	return len(p), nil
 }
 
@@ -24,6 +24,6 @@ func NewExec(run func(ctx context.Context, e oci.Exec) (code int, err error)) Ex
 	return func(ctx context.Context, id string, args []string) (int, string, error) {
 		var out, errs prefixBuffer
 		code, err := run(ctx, oci.Exec{ID: id, Args: args, Streams: oci.Streams{Stdout: &out, Stderr: &errs}})
-		return code, out.String() + errs.String(), err
+		return code, out.kept.String() + errs.kept.String(), err
 	}
 }
