@@ -1,13 +1,16 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -108,6 +111,7 @@ func inUserNamespace(t *testing.T, c *criNode, pod string, pid runtimeapi.Namesp
 	if got := owner(filepath.Join(c.Root, "containers", id, "upper", "made")); got != firstID {
 		t.Errorf("on the writable layer, a file of the pod's root is owned by %d on the node, want %d", got, firstID)
 	}
+	sameMappings(t, c, id)
 	// After a restart of huskd, another container joins the pod's namespaces.
 	c.huskd.Kill()
 	c.huskd = c.Huskd(node.Flags("--config", filepath.Join(c.Dir, "huskd.toml")))
@@ -130,6 +134,31 @@ func inUserNamespace(t *testing.T, c *criNode, pod string, pid runtimeapi.Namesp
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 	if _, err := os.Stat(filepath.Join(host, "theirs")); err != nil {
 		t.Errorf("a file of the volume was removed with the pod: %v", err)
+	}
+}
+
+// sameMappings checks that the runtime spec of a container has the mappings of the user namespace
+// that it names, in their order. runc from 1.2 on refuses others, and takes a path that begins with
+// /proc/PID/ for a namespace of that process.
+func sameMappings(t *testing.T, c *criNode, id string) {
+	t.Helper()
+	raw, err := os.ReadFile(c.Path(filepath.Join(c.State, "containers", id, "config.json")))
+	c.must(err)
+	var spec specs.Spec
+	c.must(json.Unmarshal(raw, &spec))
+	i := slices.IndexFunc(spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
+	if i < 0 || spec.Linux.Namespaces[i].Path == "" || strings.HasPrefix(spec.Linux.Namespaces[i].Path, "/proc/") {
+		t.Fatalf("namespaces are %v: want a pinned user namespace", spec.Linux.Namespaces)
+	}
+	for file, mappings := range map[string][]specs.LinuxIDMapping{"uid_map": spec.Linux.UIDMappings, "gid_map": spec.Linux.GIDMappings} {
+		var want []string
+		for _, m := range mappings {
+			want = append(want, fmt.Sprint(m.ContainerID), fmt.Sprint(m.HostID), fmt.Sprint(m.Size))
+		}
+		got := strings.Fields(c.Must("nsenter", "--user="+spec.Linux.Namespaces[i].Path, "cat", "/proc/self/"+file))
+		if len(want) == 0 || !slices.Equal(got, want) {
+			t.Errorf("the %s of the user namespace is %q, the spec has %q", file, got, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package bundle
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -15,11 +16,20 @@ import (
 // it maps to. No file or process has those.
 const probeIDs = 1 << 16
 
-// ProbeUserns opens a user namespace for a probe's container.
-func ProbeUserns() (*os.File, error) { return userns.Open(userns.Whole(probeIDs, probeIDs)) }
+// WithProbeUserns calls fn with the path of a user namespace for a probe's container, which exists
+// until fn returns.
+//
+// The path is /proc/PID/ns/user. runc from 1.2 on compares the mappings of the spec with those of
+// the namespace at the path, and takes any path that begins with /proc/PID/, even /proc/PID/fd/N,
+// for a namespace of that process (GetUserNamespaceMappings, libcontainer/internal/userns in 1.4).
+func WithProbeUserns(fn func(path string) error) error {
+	return userns.Hold(userns.Whole(probeIDs, probeIDs), 0, func(pid int) error {
+		return fn(fmt.Sprintf("/proc/%d/ns/user", pid))
+	})
+}
 
-// MakeProbe makes a directory below parent for the bundle of a probe. The root of ProbeUserns can
-// pass through both.
+// MakeProbe makes a directory below parent for the bundle of a probe. The root of the user
+// namespace of WithProbeUserns can pass through both.
 func MakeProbe(parent string) (string, error) {
 	if err := userns.MakeDir(parent, probeIDs); err != nil {
 		return "", err
@@ -32,8 +42,8 @@ func MakeProbe(parent string) (string, error) {
 }
 
 // WriteProbe writes the bundle of a minimal container, with namespaces, a cgroup and a program, to
-// probe a runtime with. The container joins the user namespace at the path user, if that isn't
-// empty.
+// probe a runtime with. The container joins the user namespace at the path user, one of
+// WithProbeUserns, if that isn't empty.
 func WriteProbe(dir, cgroup, user string, args ...string) error {
 	rootfs := filepath.Join(dir, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {

@@ -1,12 +1,16 @@
 package monitor
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/huskd/husk/internal/hosttest"
 )
@@ -69,6 +73,55 @@ func TestUserNamespaces(t *testing.T) {
 	}
 	if again, _, err := Find(t.Context(), cfg); err != nil || again != r {
 		t.Errorf("a second Find returns %+v, %v; want %+v", again, err, r)
+	}
+}
+
+// TestUserNamespaceMappings checks that the spec of a probe has the mappings of the user namespace
+// that it names, as runc from 1.2 on reads them: it takes a path that begins with /proc/PID/ for a
+// namespace of that process, and refuses mappings that differ in order or extent.
+func TestUserNamespaceMappings(t *testing.T) {
+	hosttest.Root(t)
+	runc := locate("runc")
+	if runc.Path == "" {
+		t.Fatal("runc is not installed: apt-get install runc")
+	}
+	dir := t.TempDir()
+	// The last container that a probe creates is the one in a user namespace.
+	reading := filepath.Join(dir, "reading-runc")
+	must(t, os.WriteFile(reading, []byte(`#!/bin/sh
+for arg; do
+	[ "$last" != --bundle ] || bundle=$arg
+	last=$arg
+done
+if [ -n "$bundle" ]; then
+	cp "$bundle/config.json" `+dir+`/
+	path=$(sed -n 's/.*"type":"user","path":"\([^"]*\)".*/\1/p' "$bundle/config.json")
+	if [ -n "$path" ]; then
+		pid=${path#/proc/}; pid=${pid%%/*}
+		cp /proc/$pid/uid_map /proc/$pid/gid_map `+dir+`/
+	fi
+fi
+exec `+runc.Path+` "$@"
+`), 0o755))
+	cfg := config(t, reading)
+	must(t, os.Chmod(filepath.Dir(cfg.StateDir), 0o711))
+	if _, _, err := Find(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	must(t, err)
+	var spec specs.Spec
+	must(t, json.Unmarshal(raw, &spec))
+	for file, mappings := range map[string][]specs.LinuxIDMapping{"uid_map": spec.Linux.UIDMappings, "gid_map": spec.Linux.GIDMappings} {
+		var want []string
+		for _, m := range mappings {
+			want = append(want, fmt.Sprint(m.ContainerID), fmt.Sprint(m.HostID), fmt.Sprint(m.Size))
+		}
+		raw, err := os.ReadFile(filepath.Join(dir, file))
+		must(t, err)
+		if got := strings.Fields(string(raw)); len(want) == 0 || !slices.Equal(got, want) {
+			t.Errorf("the %s of the user namespace at %q is %q, the spec has %q", file, spec.Linux.Namespaces, got, want)
+		}
 	}
 }
 

@@ -32,6 +32,9 @@ const remedy = "install one with: apt-get install runc conmon"
 // probeLimit bounds the probe of one runtime.
 const probeLimit = 30 * time.Second
 
+// self is huskd's own program: another version may probe otherwise.
+const self = "/proc/self/exe"
+
 // probeResult is the cached result of a probe. It is valid until the host is booted or one of the
 // programs changes.
 type probeResult struct {
@@ -51,8 +54,8 @@ type program struct {
 
 // Find returns the first runtime of the configuration that can run a container on this host, and
 // why those before it can't. It probes each by running a container, and caches the result until a
-// program is replaced or the host is booted. Without conmon or a runtime that works the error is
-// errdefs.ErrUnavailable and says what to install.
+// program, huskd's included, is replaced or the host is booted. Without conmon or a runtime that
+// works the error is errdefs.ErrUnavailable and says what to install.
 func Find(ctx context.Context, cfg Config) (Runtime, []Rejected, error) {
 	return find(ctx, cfg, "runtime.json")
 }
@@ -60,7 +63,7 @@ func Find(ctx context.Context, cfg Config) (Runtime, []Rejected, error) {
 // find caches the result in the named file.
 func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, error) {
 	monitor, candidates := cfg.programs()
-	now := probeResult{Boot: cfg.Host.BootID, Programs: append([]program{monitor}, candidates...)}
+	now := probeResult{Boot: cfg.Host.BootID, Programs: append([]program{locate(self), monitor}, candidates...)}
 	cache := filepath.Join(cfg.StateDir, file)
 	var cached probeResult
 	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &cached) == nil {
@@ -157,12 +160,7 @@ func (cfg Config) runInUserNamespace(ctx context.Context, runtime Runtime) error
 	if !cfg.Host.IDMap {
 		return errors.New("the kernel or the file system can't map the owners of files")
 	}
-	ns, err := bundle.ProbeUserns()
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return cfg.runOnce(ctx, runtime, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()))
+	return bundle.WithProbeUserns(func(path string) error { return cfg.runOnce(ctx, runtime, path) })
 }
 
 // parseVersion returns "runc" and "1.1.5" for "runc version 1.1.5\n…".

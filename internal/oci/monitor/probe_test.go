@@ -1,8 +1,10 @@
 package monitor
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -73,6 +75,20 @@ func TestFindCaches(t *testing.T) {
 	find(5)
 	must(t, os.WriteFile(filepath.Join(cfg.StateDir, "runtime.json"), []byte("{truncated"), 0o600))
 	find(6)
+	// Upgrade huskd.
+	raw, err = os.ReadFile(filepath.Join(cfg.StateDir, "runtime.json"))
+	must(t, err)
+	var cached probeResult
+	must(t, json.Unmarshal(raw, &cached))
+	own := slices.IndexFunc(cached.Programs, func(p program) bool { return p.Path == "/proc/self/exe" })
+	if own < 0 {
+		t.Fatalf("the cache is for %+v: huskd's own program is missing", cached.Programs)
+	}
+	cached.Programs[own].Size++
+	raw, err = json.Marshal(cached)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(cfg.StateDir, "runtime.json"), raw, 0o600))
+	find(7)
 	if left, _ := filepath.Glob(filepath.Join(cfg.StateDir, "probe-*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
