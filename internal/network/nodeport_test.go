@@ -100,7 +100,7 @@ func TestNodePorts(t *testing.T) {
 					{"a pod, to its node", a.Netns, "", s.node, port == free},
 					{"a pod, to an address of its block that its node has", a.Netns, "", plan.First(blocks1[(s.family-4)/2]).String(), port == free},
 					{"a pod, to another node", a.Netns, "", s.other, port == free},
-					{"a pod, to another host", a.Netns, "", stranger, true},
+					{"a pod, to another host", a.Netns, "", stranger, s.family == 6 || port != plan.BGPPort && port != plan.BFDPort},
 					{"a node, to this node", l.other, s.other, s.node, true},
 					{"this node, to another", l.node, "", s.other, true},
 					{"this node, to its pod", l.node, "", a.addr(s.family).String(), true},
@@ -162,6 +162,34 @@ func TestNodePorts(t *testing.T) {
 	}
 }
 
+// TestNoReplyPosesAsANode: a pod that is asked from a port of a node, which a masqueraded packet
+// may have got, can't bring there by its answer what is taken from nodes.
+func TestNoReplyPosesAsANode(t *testing.T) {
+	l := newLab(t)
+	cfg := l.clusterConfig()
+	cfg.BGP = true
+	n := l.open(cfg)
+	must(t, n.SetBlocks(t.Context(), blocks1))
+	must(t, n.SetNodes(known()))
+	a := l.attach(n)
+	const service = 7000
+	for _, s := range []stack{stacks[true], stacks[false]} {
+		pod := a.addr(s.family)
+		l.listen(a.Netns, netip.AddrPortFrom(pod, service))
+		flag := map[int]string{4: "", 6: "-6 "}[s.family]
+		l.ip(l.other, flag+"route replace "+pod.String()+" via "+s.node)
+		for port, passes := range map[uint16]bool{plan.VXLANPort: false, plan.ProbePort: false, plan.BFDPort: false, plan.WireGuardPort: true, service: true} {
+			before := dropped(t, n, datapath.PodToNode)
+			if got := l.answers(l.other, "udp", net.JoinHostPort(s.other, fmt.Sprint(port)), pod.String(), service, passes); got != passes {
+				t.Errorf("IPv%d: a pod's answer to port %d of a node: passes %v, want %v", s.family, port, got, passes)
+			}
+			if counted := dropped(t, n, datapath.PodToNode) > before; counted == passes {
+				t.Errorf("IPv%d: a pod's answer to port %d of a node: counted %v", s.family, port, counted)
+			}
+		}
+	}
+}
+
 // refused returns how many packets to ports of nodes were refused.
 func (l *lab) refused(n *Network) uint64 {
 	t := l.t.(*testing.T)
@@ -181,8 +209,8 @@ func (l *lab) listen(ns string, at netip.AddrPort) {
 	}))
 }
 
-// answers reports whether a server answers, from an address if one is given. It waits longer for
-// what is expected to.
+// answers reports whether a server answers, from an address if one is given, or from one and a UDP
+// port. It waits longer for what is expected to.
 func (l *lab) answers(ns, network, from, to string, port uint16, expected bool) bool {
 	l.t.Helper()
 	limit := brevity / 2
@@ -194,7 +222,9 @@ func (l *lab) answers(ns, network, from, to string, port uint16, expected bool) 
 	heard := false
 	_ = netns.Do(ns, func() error {
 		d := net.Dialer{}
-		if ip := net.ParseIP(from); ip != nil && strings.HasPrefix(network, "tcp") {
+		if at, err := netip.ParseAddrPort(from); err == nil {
+			d.LocalAddr = net.UDPAddrFromAddrPort(at)
+		} else if ip := net.ParseIP(from); ip != nil && strings.HasPrefix(network, "tcp") {
 			d.LocalAddr = &net.TCPAddr{IP: ip}
 		} else if ip != nil {
 			d.LocalAddr = &net.UDPAddr{IP: ip}

@@ -384,6 +384,8 @@ func TestRulesAreAsDocumented(t *testing.T) {
 		"meta l4proto . th dport @node-ports jump to-node", "meta l4proto . th dport @node-ports jump at-node", "meta l4proto ipencap jump to-node", "meta l4proto ipv6 jump at-node",
 		"ip daddr @nodes4 jump node-port", "ip6 daddr @nodes6 jump node-port", "jump node-port", "ct direction reply return", `iifname "hkbe0f*" counter name "pod-to-node" drop`,
 		`iifname "hkbrbe0f" counter name "pod-to-node" drop`, `ct status dnat counter name "pod-to-node" drop`, "ip saddr @nodes4 ip daddr @self4 return", "udp dport 51820 return", "udp dport 51822 return",
+		"tcp dport 179 ip daddr 192.0.2.254 jump node-port", "udp dport 3784 ip daddr 192.0.2.254 jump node-port",
+		`udp dport 8472 iifname "hkbe0f*" counter name "pod-to-node" drop`, `udp dport 8473 iifname "hkbrbe0f" counter name "pod-to-node" drop`,
 		"tcp dport 179 ip saddr 192.0.2.254 return", "udp dport 3784 ip saddr 192.0.2.254 return", `counter name "no-node" drop`,
 		"ip6 saddr @blocks6 drop", "ip6 saddr @pods6 drop", "ip6 daddr @blocks6 accept", "ip6 daddr @pods6 accept",
 	} {

@@ -56,7 +56,12 @@ func isReply() match {
 // A Service may lead to a port of a node what others send: that isn't the node's either.
 //
 // Replies pass. A socket of a node, or a masqueraded connection, may have got a port by chance that
-// another node uses.
+// another node uses. Those of pods by UDP don't, unless what listens there authenticates. A pod can
+// ask another node's pod from every port of its node, since masquerading uses them all. At the port
+// of VXLAN, which isn't tracked, the answer would be a packet of that node, and at the others once
+// the pod that asked has gone.
+//
+// To a router, too, packets of pods come from the node's address, with which it has a session.
 func nodePortRules(t plan.Table) map[string][][]expr.Any {
 	out := map[string][][]expr.Any{}
 	if len(t.NodePorts) == 0 {
@@ -75,8 +80,22 @@ func nodePortRules(t plan.Table) map[string][][]expr.Any {
 	for _, f := range families {
 		add(chainToNode, f.is(), f.inSet(f.dst, plan.Others, false), verdict(expr.VerdictJump, chainNodePort))
 	}
+	pods := []match{byLink(expr.MetaKeyIIFNAME, t.LinkPrefix, true), byLink(expr.MetaKeyIIFNAME, t.Bridge, false)}
+	for _, p := range t.NodePorts {
+		if p.From == plan.FromRouters {
+			for _, router := range t.Routers {
+				f := familyOf(router)
+				add(chainForward, toPort(p.Protocol, p.Port), f.is(), match{f.load(f.dst, reg1), equal(reg1, router.AsSlice())}, verdict(expr.VerdictJump, chainNodePort))
+			}
+		}
+		if p.Protocol == unix.IPPROTO_UDP && p.From != plan.FromAnybody {
+			for _, by := range pods {
+				add(chainNodePort, toPort(p.Protocol, p.Port), by, counted(PodToNode), drop)
+			}
+		}
+	}
 	add(chainNodePort, isReply(), leave)
-	for _, by := range []match{byLink(expr.MetaKeyIIFNAME, t.LinkPrefix, true), byLink(expr.MetaKeyIIFNAME, t.Bridge, false), translated()} {
+	for _, by := range append(pods, translated()) {
 		add(chainNodePort, by, counted(PodToNode), drop)
 	}
 	add(chainAtNode, verdict(expr.VerdictJump, chainNodePort))
@@ -97,10 +116,7 @@ func nodePortRules(t plan.Table) map[string][][]expr.Any {
 			add(chainAtNode, to, leave)
 		case plan.FromRouters:
 			for _, router := range t.Routers {
-				f := families[0]
-				if router.Is6() {
-					f = families[1]
-				}
+				f := familyOf(router)
 				add(chainAtNode, to, f.is(), match{f.load(f.src, reg1), equal(reg1, router.AsSlice())}, leave)
 			}
 		}

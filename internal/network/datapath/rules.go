@@ -51,11 +51,13 @@ import (
 //	chain forward { type filter hook forward priority filter - 2 # with other nodes only, and so are these:
 //		meta l4proto . th dport @node-ports jump to-node
 //		meta l4proto { 4, 41 } jump to-node
+//		tcp dport 179 ip daddr 192.0.2.254 jump node-port # likewise udp 3784, and each router
 //	}
 //	chain to-node {
 //		ip daddr @nodes4 jump node-port
 //	}
 //	chain node-port {                                 # see nodePortRules
+//		udp dport 8472 iifname "hk<instance>*" counter name pod-to-node drop # likewise 8473 and 3784, and the bridge
 //		ct direction reply return
 //		iifname { "hk<instance>*", "hkbr<instance>" } counter name pod-to-node drop
 //		ct status dnat counter name pod-to-node drop
@@ -139,6 +141,13 @@ type family struct {
 var families = []family{
 	{unix.NFPROTO_IPV4, "4", 12, 16, 4, reg32b, nftables.TypeIPAddr},
 	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e, nftables.TypeIP6Addr},
+}
+
+func familyOf(a netip.Addr) family {
+	if a.Is6() {
+		return families[1]
+	}
+	return families[0]
 }
 
 type match []expr.Any
@@ -345,10 +354,7 @@ func rules(t plan.Table) map[string][][]expr.Any {
 		unix.NFPROTO_IPV6: {netip.PrefixFrom(netip.IPv6Loopback(), 128), linkLocal6},
 	}
 	for _, as := range t.As {
-		f := families[0]
-		if as.Is6() {
-			f = families[1]
-		}
+		f := familyOf(as)
 		for _, p := range loopback[f.proto] {
 			add(chainPostrouting, f.is(), f.within(f.src, p), f.inSet(f.dst, plan.Pods, false), f.snat(as))
 		}

@@ -153,8 +153,11 @@ type Packet struct {
 // if it doesn't.
 func (t Table) Refuses(p Packet) string {
 	i := slices.IndexFunc(t.NodePorts, func(n NodePort) bool { return n.Protocol == p.Protocol && (n.Port == 0 || n.Port == p.Port) })
-	other := t.Nodes != nil && slices.Contains(t.Nodes.Others, p.To)
-	if i < 0 || !p.Local && !other {
+	if i < 0 {
+		return ""
+	}
+	other := t.Nodes != nil && slices.Contains(t.Nodes.Others, p.To) || t.NodePorts[i].From == FromRouters && slices.Contains(t.Routers, p.To)
+	if !p.Local && !other {
 		return ""
 	}
 	name := fmt.Sprintf("port %d", p.Port)
@@ -162,7 +165,7 @@ func (t Table) Refuses(p Packet) string {
 		name = fmt.Sprintf("protocol %d", p.Protocol)
 	}
 	if p.FromPod {
-		return fmt.Sprintf("nodes talk to each other by %s, which pods don't reach at the address of a node", name)
+		return fmt.Sprintf("nodes talk to each other by %s, which pods don't reach at the address of a node or router", name)
 	}
 	if !p.Local || t.Nodes == nil || t.NodePorts[i].From == FromAnybody ||
 		slices.Contains(t.Nodes.Others, p.From) && slices.Contains(t.Nodes.Self, p.To) ||

@@ -33,6 +33,8 @@ func TestRefuses(t *testing.T) {
 		{"a pod to another node", table, to(pod, "192.0.2.2", false), "nodes talk"},
 		{"a pod to outside", table, to(pod, "192.0.2.3", false), ""},
 		{"a pod to another node by IPIP", table, Packet{From: pod.From, FromPod: true, To: addr("192.0.2.2"), Protocol: ipip}, "nodes talk to each other by protocol 4,"},
+		{"a pod to a router by BGP", table, Packet{From: pod.From, FromPod: true, To: addr("192.0.2.254"), Protocol: tcp, Port: BGPPort}, "nodes talk to each other by port 179,"},
+		{"a pod to a router by VXLAN", table, to(pod, "192.0.2.254", false), ""},
 		{"a node", table, from("192.0.2.2", "192.0.2.1", udp, VXLANPort), ""},
 		{"a node to another address", table, from("192.0.2.2", "192.0.2.77", udp, VXLANPort), "packets to port 8472 are taken only from nodes"},
 		{"a host", table, from("192.0.2.3", "192.0.2.1", udp, VXLANPort), "packets to port 8472"},
