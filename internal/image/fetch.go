@@ -73,10 +73,12 @@ func (u *unpacker) store(ctx context.Context, desc ocispec.Descriptor, raw []byt
 }
 
 // fetch stores a layer's blob if it is missing, and makes sure that the layer's holder could have
-// downloaded it. It resumes an interrupted download.
+// downloaded it. It resumes an interrupted download. It waits for no download from another
+// registry, which may take for ever.
 func (u *unpacker) fetch(ctx context.Context, from *registry.Registry, l *imageLayer) error {
+	l.progress.source = from.Name()
 	l.progress.following.Store(true)
-	unlock, err := u.locks.Lock(ctx, l.blob.Digest.String())
+	unlock, err := u.locks.Lock(ctx, l.progress.key())
 	l.progress.following.Store(false)
 	if err != nil {
 		return err
@@ -149,7 +151,8 @@ func (u *unpacker) fetchOnce(ctx context.Context, from *registry.Registry, l *im
 	}
 	err = w.Commit(ctx, desc.Size, desc.Digest)
 	switch {
-	case errdefs.IsAlreadyExists(err):
+	case errdefs.IsAlreadyExists(err): // from another registry, meanwhile
+		l.found = desc.Digest.Algorithm() != digest.Canonical // was not compared above
 		return nil
 	case errdefs.IsFailedPrecondition(err):
 		return errCorrupt

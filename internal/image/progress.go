@@ -56,8 +56,8 @@ type tracker struct {
 	// onMove, if set, is called when moved changes.
 	onMove func()
 
-	// leaders are the trackers of all layers being downloaded, by digest. When a pull
-	// waits for another's download of a layer, it reports the progress of its leader.
+	// leaders are the trackers of all layers being downloaded, by key. When a pull waits for
+	// another's download of a layer, it reports the progress of its leader.
 	leaders *sync.Map
 
 	mu     sync.Mutex
@@ -71,6 +71,7 @@ type layerTracker struct {
 	total     int64
 	done      atomic.Int64
 	stage     atomic.Pointer[string]
+	source    string      // the registry's name, set before the download
 	following atomic.Bool // waits for the lock on the blob, which another pull may hold
 }
 
@@ -112,16 +113,19 @@ func (l *layerTracker) enter(stage string) {
 	}
 }
 
+// key is that of the layer's download, which pulls from one registry share.
+func (l *layerTracker) key() string { return l.source + " " + l.digest.String() }
+
 // lead makes l the leader of its layer until leave is called.
 func (l *layerTracker) lead() (leave func()) {
-	l.tracker.leaders.Store(l.digest, l)
-	return func() { l.tracker.leaders.CompareAndDelete(l.digest, l) }
+	l.tracker.leaders.Store(l.key(), l)
+	return func() { l.tracker.leaders.CompareAndDelete(l.key(), l) }
 }
 
 // leader returns the tracker of the pull that downloads the layer.
 func (l *layerTracker) leader() *layerTracker {
 	if l.following.Load() {
-		if leader, ok := l.tracker.leaders.Load(l.digest); ok {
+		if leader, ok := l.tracker.leaders.Load(l.key()); ok {
 			return leader.(*layerTracker)
 		}
 	}

@@ -605,3 +605,45 @@ func TestCloseCancelsPulls(t *testing.T) {
 	wantError(t, <-errs, name, "interrupted")
 	wantDisk(t, openStore(t, root), nil)
 }
+
+// TestSlowRegistryHoldsUpNoOther checks that a registry which claims to have a popular image, and
+// sends a layer of it for ever, keeps no pull of that image from another registry waiting: neither
+// for the layer, nor for those above it, which are unpacked.
+func TestSlowRegistryHoldsUpNoOther(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, img := newStore(t), makeImage(t, 1, 2, 200_000)
+	halfway, goOn := make(chan struct{}, 100), make(chan struct{})
+	slow := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if strings.HasSuffix(r.URL.Path, img.Layers[0].Descriptor.Digest.String()) {
+			w = &pausedWriter{ResponseWriter: w, at: 100_000, reached: halfway, goOn: goOn}
+		}
+		next.ServeHTTP(w, r)
+	}))
+	slowName := slow.push(t, "web", "v1", img)
+	var resume sync.Once
+	defer resume.Do(func() { close(goOn) })
+	above := make(chan struct{}) // closed when the upper layer is being unpacked, or was
+	ended := make(chan error, 1)
+	go func() {
+		var once sync.Once
+		_, err := s.Pull(t.Context(), slowName, PullOptions{Progress: func(p Progress) {
+			if len(p.Layers) == 2 && p.Layers[1].Stage == Unpacking {
+				once.Do(func() { close(above) })
+			}
+		}})
+		ended <- err
+	}()
+	<-halfway
+	<-above
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if _, err := s.Pull(ctx, newRegistry(t).push(t, "web", "v1", img), PullOptions{}); err != nil {
+		t.Error(err)
+	}
+	resume.Do(func() { close(goOn) })
+	if err := <-ended; err != nil {
+		t.Errorf("the slow pull: %v", err)
+	}
+	wantFiles(t, s, img)
+}

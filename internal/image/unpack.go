@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
@@ -18,7 +19,7 @@ import (
 )
 
 // unpacker fetches and unpacks missing blobs. Its methods take the contexts of
-// database operations. When several operations need the same blob or layer, one
+// database operations. When several operations need the same blob or layer from one registry, one
 // makes it and the others wait.
 type unpacker struct {
 	db      *database.DB
@@ -80,22 +81,27 @@ func (u *unpacker) unpack(ctx context.Context, j *unpacking) error {
 	if err := wait(ctx, j.fetched); err != nil {
 		return err
 	}
-	unlock, err := u.locks.Lock(ctx, "unpack "+j.chainID.String())
+	// Not for one from another registry, which may take for ever to send the layers below.
+	unlock, err := u.locks.Lock(ctx, "unpack "+j.chainID.String()+" "+j.progress.source)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	j.progress.enter(Unpacking)
 	created, err := u.db.Layers.Create(ctx, j.chainID)
+	for created != nil && err == nil { // otherwise it exists
+		if err = u.fill(ctx, j, created); err == nil {
+			break
+		}
+		created.Discard(ctx)
+		if errdefs.IsAlreadyExists(err) { // from another registry, meanwhile
+			created, err = u.db.Layers.Create(ctx, j.chainID)
+		}
+	}
 	if err != nil {
 		return err
 	}
-	if created != nil { // otherwise it exists
-		if err := u.fill(ctx, j, created); err != nil {
-			created.Discard(ctx)
-			return err
-		}
-	} else if !j.holder.may(j.chainID) {
+	if created == nil && !j.holder.may(j.chainID) {
 		if err := u.checkDiffID(ctx, j.imageLayer); err != nil {
 			return err
 		}

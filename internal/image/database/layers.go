@@ -76,8 +76,8 @@ type NewLayer struct {
 }
 
 // Create begins a layer. It returns nil if the layer exists. Commit or Discard ends it; otherwise
-// the end of the operation of ctx does. The layers of an image may be created concurrently, but not
-// one of them twice.
+// the end of the operation of ctx does. Several may create one layer: the first Commit makes it,
+// and the others fail because it exists.
 func (l Layers) Create(ctx context.Context, chainID digest.Digest) (*NewLayer, error) {
 	key := "unpacking-" + rand.Text()
 	_, err := l.snapshots.Prepare(ctx, key, "", target(chainID)) // Commit sets the parent
