@@ -65,6 +65,9 @@ func (n *Network) reserve(a pod.Attachment, external bool) (*record, error) {
 		return r, nil
 	}
 	if len(ports) > 0 {
+		if err := n.basePlan().Table.HostPorts(ports); err != nil {
+			return nil, err
+		}
 		if err := n.dp.InNode(func() error { return preflight.PortsFree(ports) }); err != nil {
 			return nil, err
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
 )
 
 // Addresses of the other host by which it is no node.
@@ -36,7 +37,8 @@ func known(links ...string) plan.Nodes {
 
 // TestNodePorts sends packets to the ports by which nodes talk to each other, in each family: from
 // a pod to its node, to another node and to others, by what a Service could lead there, in
-// fragments and behind an extension header; and from hosts to the node.
+// fragments and behind an extension header; and from hosts to the node. No pod gets such a port as
+// its host port.
 func TestNodePorts(t *testing.T) {
 	l := newLab(t)
 	cfg := l.clusterConfig()
@@ -45,6 +47,20 @@ func TestNodePorts(t *testing.T) {
 	must(t, n.SetBlocks(t.Context(), blocks1))
 	must(t, n.SetNodes(known()))
 	a := l.attach(n)
+	for _, p := range plan.NodePorts(true) {
+		if p.Port == 0 {
+			continue
+		}
+		proto := map[uint8]pod.Protocol{unix.IPPROTO_TCP: pod.TCP, unix.IPPROTO_UDP: pod.UDP}[p.Protocol]
+		if _, err := n.Attach(t.Context(), l.attachment(pod.PortMapping{Protocol: proto, HostPort: p.Port, Port: 80})); err == nil || !strings.Contains(err.Error(), "nodes talk to each other by it") {
+			t.Errorf("a pod gets the host port %d/%s: %v", p.Port, proto, err)
+		}
+	}
+	others := l.attachment(pod.PortMapping{Protocol: pod.TCP, HostPort: plan.VXLANPort, Port: 80}, pod.PortMapping{Protocol: pod.UDP, HostPort: plan.BGPPort, Port: 80})
+	if _, err := n.Attach(t.Context(), others); err != nil {
+		t.Errorf("a pod doesn't get the same ports of other protocols: %v", err)
+	}
+	must(t, n.Detach(t.Context(), others))
 	l.ip(l.other, "addr add "+stranger4+"/24 dev eth0")
 	l.ip(l.other, "addr add "+stranger6+"/64 dev eth0 nodad")
 	l.ip(l.node, "addr add 192.0.2.3/24 dev up0") // another address of the node
@@ -174,13 +190,13 @@ func TestNoReplyPosesAsANode(t *testing.T) {
 	a := l.attach(n)
 	const service = 7000
 	for _, s := range []stack{stacks[true], stacks[false]} {
-		pod := a.addr(s.family)
-		l.listen(a.Netns, netip.AddrPortFrom(pod, service))
+		addr := a.addr(s.family)
+		l.listen(a.Netns, netip.AddrPortFrom(addr, service))
 		flag := map[int]string{4: "", 6: "-6 "}[s.family]
-		l.ip(l.other, flag+"route replace "+pod.String()+" via "+s.node)
+		l.ip(l.other, flag+"route replace "+addr.String()+" via "+s.node)
 		for port, passes := range map[uint16]bool{plan.VXLANPort: false, plan.ProbePort: false, plan.BFDPort: false, plan.WireGuardPort: true, service: true} {
 			before := dropped(t, n, datapath.PodToNode)
-			if got := l.answers(l.other, "udp", net.JoinHostPort(s.other, fmt.Sprint(port)), pod.String(), service, passes); got != passes {
+			if got := l.answers(l.other, "udp", net.JoinHostPort(s.other, fmt.Sprint(port)), addr.String(), service, passes); got != passes {
 				t.Errorf("IPv%d: a pod's answer to port %d of a node: passes %v, want %v", s.family, port, got, passes)
 			}
 			if counted := dropped(t, n, datapath.PodToNode) > before; counted == passes {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/huskd/husk/internal/pod"
 )
 
 // Ports on which nodes receive what other nodes send to them.
@@ -58,6 +60,19 @@ func NodePorts(bgp bool) []NodePort {
 		out = append(out, NodePort{tcp, BGPPort, FromRouters}, NodePort{udp, BFDPort, FromRouters})
 	}
 	return out
+}
+
+// HostPorts returns an error if one of a pod's host ports is one of NodePorts. Whether anything
+// listens there at the moment doesn't count: the pod would get what is sent to a speaker of BGP
+// that is being restarted, or to the link for a key of WireGuard that is to come.
+func (t Table) HostPorts(ports []pod.PortMapping) error {
+	numbers := map[pod.Protocol]uint8{pod.TCP: tcp, pod.UDP: udp}
+	for _, m := range ports {
+		if slices.ContainsFunc(t.NodePorts, func(n NodePort) bool { return n.Port != 0 && n.Port == m.HostPort && n.Protocol == numbers[m.Protocol] }) {
+			return &pod.PortInUseError{Port: m, By: "nodes talk to each other by it; use another hostPort"}
+		}
+	}
+	return nil
 }
 
 // Nodes are the addresses by which nodes know each other, and the links between them.
