@@ -1,6 +1,7 @@
 package network
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -85,25 +86,27 @@ func TestLinkLocalSources(t *testing.T) {
 		}
 		n := l.open(cfg)
 		a := l.attach(n)
-		own := "fe80::77" // of the node, on the link of the pod
-		link := a.HostLink
+		const own = "fe80::77" // of the node, on the link of the pods
+		targets := []string{"ff02::1"}
 		if cfg.Mode == "bridge" {
-			link = cfg.Instance.Bridge()
+			targets = append(targets, own)
+			l.ip(l.node, "-6 addr add "+own+"/64 dev "+cfg.Instance.Bridge()+" nodad")
 		}
-		l.ip(l.node, "-6 addr add "+own+"/64 dev "+link+" nodad")
-		for _, c := range []struct {
-			to   string
-			what string
-		}{{own, "its link-local address"}, {"ff02::1", "all nodes"}} {
-			if l.hears(a.Netns, c.to) {
-				t.Errorf("a datagram from a pod's link-local address to %s of the node arrived", c.what)
+		for _, to := range targets {
+			if l.hears(a.Netns, to) {
+				t.Errorf("a datagram from a pod's link-local address to %s of the node arrived", to)
 			}
 		}
 		// The same by a rule that lets them pass, so that the test can fail.
 		l.run(l.node, "nft", "insert", "rule", "inet", cfg.Instance.Table(), "discovery", "accept")
-		eventually(t, "a datagram arrives without the rule", func() bool { return l.hears(a.Netns, own) })
+		for _, to := range targets {
+			eventually(t, "a datagram to "+to+" arrives without the rule", func() bool { return l.hears(a.Netns, to) })
+		}
 		l.run(l.node, "nft", "delete", "table", "inet", cfg.Instance.Table())
 		must(t, n.remakeTable())
+		if cfg.Mode != "bridge" {
+			return // the node is the pod's only neighbour, and permanent
+		}
 		// Neighbour discovery by the kernel: the pod asks for the node's address, and the node answers.
 		l.ip(a.Netns, "-6 neigh flush all")
 		eventually(t, "the pod finds its node", func() bool {
@@ -125,16 +128,17 @@ func (l *lab) hears(ns, to string) (heard bool) {
 	l.t.Helper()
 	var in *net.UDPConn
 	must(l.t, netns.Do(l.node, func() error {
-		c, err := net.ListenPacket("udp6", ":7000")
+		c, err := net.ListenPacket("udp6", ":0")
 		if err == nil {
 			in = c.(*net.UDPConn)
 		}
 		return err
 	}))
 	defer in.Close()
+	port := in.LocalAddr().(*net.UDPAddr).Port
 	must(l.t, ipv6.NewPacketConn(in).SetControlMessage(ipv6.FlagSrc, true))
 	must(l.t, netns.Do(ns, func() error {
-		out, err := net.Dial("udp6", "["+to+"%eth0]:7000")
+		out, err := net.Dial("udp6", fmt.Sprintf("[%s%%eth0]:%d", to, port))
 		if err != nil {
 			return err
 		}
