@@ -36,12 +36,22 @@ func TestParseRefuses(t *testing.T) {
 		{`"v":1`, `"v":0`, "version 0"},
 		{"192.0.2.7", "127.0.0.1", "address 127.0.0.1 is not one that other nodes can reach"},
 		{"192.0.2.7", "224.0.0.1", "address 224.0.0.1 is not one"},
+		{"192.0.2.7", "0.0.0.0", "address 0.0.0.0 is not one"},
+		{"192.0.2.7", "255.255.255.255", "address 255.255.255.255 is not one"},
+		{"192.0.2.7", "169.254.169.254", "address 169.254.169.254 is not one"},
+		{"192.0.2.7", "::ffff:192.0.2.7", "address ::ffff:192.0.2.7 is not one"},
 		{"2001:db8::7", "fe80::1%eth0", "fe80::1%eth0 is not one"},
+		{"2001:db8::7", "2001:db8::7%eth0", "2001:db8::7%eth0 is not one"},
+		{"2001:db8::7", "fe80::1", "address fe80::1 is not one"},
+		{"2001:db8::7", "::", "address :: is not one"},
+		{"2001:db8::7", "::1", "address ::1 is not one"},
+		{"2001:db8::7", "ff02::1", "address ff02::1 is not one"},
 		{"2001:db8::7", "192.0.2.8", "at most one of each family"},
 		{"10.201.9.0/24", "10.201.9.1/24", "block 10.201.9.1/24 is not a subnet"},
 		{"10.201.9.0/24", "0.0.0.0/0", "block 0.0.0.0/0 is not a subnet"},
 		{"10.201.9.0/24", "224.1.0.0/16", "has addresses that pods can't have"},
 		{"10.201.9.0/24", "fd68:9::/48", "block fd68:9::/64 overlaps another"},
+		{`"10.201.9.0/24"`, strings.Join(manyBlocks(peer.MaxBlocks), ","), "65 blocks: at most 64"}, // with that of IPv6
 		{"1500", "99", "mtu 99"},
 		{"8472", "0", "vxlan: needs"},
 		{`"vni":1`, `"vni":16777216`, "vxlan: needs"},
@@ -55,6 +65,22 @@ func TestParseRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s instead of %s: got %v, want one line with %q", c.new, c.old, err, c.want)
 		}
+	}
+}
+
+// manyBlocks returns blocks as they are in a record.
+func manyBlocks(n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf(`"10.201.%d.0/24"`, i))
+	}
+	return out
+}
+
+// TestParseTakesManyBlocks: the limit isn't a block too low.
+func TestParseTakesManyBlocks(t *testing.T) {
+	n, err := peer.Parse([]byte(strings.Replace(record, `"10.201.9.0/24"`, strings.Join(manyBlocks(peer.MaxBlocks-1), ","), 1)))
+	if err != nil || len(n.Blocks) != peer.MaxBlocks {
+		t.Errorf("%d blocks, %v", len(n.Blocks), err)
 	}
 }
 
@@ -94,6 +120,7 @@ func refer(nodes ...peer.Node) (out []*peer.Node) {
 func TestAccept(t *testing.T) {
 	cluster := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16"), netip.MustParsePrefix("fd68::/48")}
 	self := node("b", "192.0.2.2", "10.201.2.0/24", "fd68::2:0:0:0:0/64")
+	self.Addresses = append(self.Addresses, netip.MustParseAddr("2001:db8::2"))
 	peers, notes := peer.Accept(cluster, self, refer(
 		node("z", "192.0.2.26", "10.201.1.128/25", "10.201.26.0/24"), // overlaps a's
 		node("b", "192.0.2.99", "10.201.99.0/24"),                    // is self
@@ -105,6 +132,8 @@ func TestAccept(t *testing.T) {
 		node("g", "192.0.2.7", "10.201.24.0/22", "10.201.28.0/22"), // z's block is inside the first
 		node("h", "10.201.1.7", "10.201.7.0/24"),                   // a pod's address
 		node("i", "fd68:0:0:1::7", "10.201.8.0/24"),
+		node("j", "2001:db8::2", "10.201.10.0/24"),                  // self's address
+		node("k", "192.0.2.1", "10.201.11.0/24", "fd68:0:0:1::/64"), // a's address and block
 	))
 	var names []string
 	for _, p := range peers {
@@ -112,7 +141,7 @@ func TestAccept(t *testing.T) {
 			names = append(names, p.Name+" "+b.String())
 		}
 	}
-	if diff := cmp.Diff([]string{"a 10.201.1.0/24", "a fd68:0:0:1::/64", "g 10.201.24.0/22", "g 10.201.28.0/22"}, names); diff != "" {
+	if diff := cmp.Diff([]string{"a 10.201.1.0/24", "a fd68:0:0:1::/64", "g 10.201.24.0/22", "g 10.201.28.0/22", "k 10.201.11.0/24"}, names); diff != "" {
 		t.Error(diff)
 	}
 	want := []string{
@@ -123,6 +152,8 @@ func TestAccept(t *testing.T) {
 		"record of node f: address 0.0.0.0 is not one that other nodes can reach",
 		"node h has the address 10.201.1.7, which is inside the pod subnets [10.201.0.0/16 fd68::/48]",
 		"node i has the address fd68:0:0:1::7, which is inside the pod subnets [10.201.0.0/16 fd68::/48]",
+		"node j has this node's address 2001:db8::2: give one of them another",
+		"block fd68:0:0:1::/64 of node k overlaps one of node a",
 		"block 10.201.1.128/25 of node z overlaps one of node a",
 		"block 10.201.26.0/24 of node z overlaps one of node g",
 	}

@@ -385,6 +385,54 @@ func TestStrangersKeys(t *testing.T) {
 	}
 }
 
+// TestTooManyBlocks: a node that claims more blocks than a record may have isn't routed to at all,
+// whatever it writes into its record, and one that claims as many is.
+func TestTooManyBlocks(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	client := s.client("", "")
+	session, err := client.Grant(t.Context(), 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(key, value string) {
+		t.Helper()
+		if _, err := client.Put(t.Context(), "/husk/default/"+key, value, clientv3.WithLease(session.ID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claim := func(i int) {
+		t.Helper()
+		put(fmt.Sprintf("blocks/010.201.%03d.000-24", i), `{"node":"greedy"}`)
+	}
+	put("nodes/greedy", `{"v":1,"node":"greedy","addresses":["192.0.2.9"],"blocks":["10.201.200.0/24"]}`)
+	for i := range peer.MaxBlocks {
+		claim(i)
+	}
+	a := join(t, "a", etcd.Config{Endpoints: []string{s.url}})
+	a.ready()
+	accept := func() ([]*peer.Node, []string) {
+		self := a.announced
+		self.Version, self.Name = peer.Version, a.name
+		return peer.Accept([]netip.Prefix{netip.MustParsePrefix("10.201.0.0/16")}, self, a.now().Peers)
+	}
+	peers, notes := accept()
+	if len(peers) != 1 || len(peers[0].Blocks) != peer.MaxBlocks || len(notes) > 0 || slices.Contains(peers[0].Blocks, netip.MustParsePrefix("10.201.200.0/24")) {
+		t.Errorf("peers %v, notes %v, want one with the blocks that it has claimed", peers, notes)
+	}
+	claim(peer.MaxBlocks)
+	eventually(t, "the node is refused", func() bool { peers, notes = accept(); return len(notes) > 0 })
+	if len(peers) > 0 || !slices.Equal(notes, []string{"record of node greedy: 65 blocks: at most 64"}) {
+		t.Errorf("peers %v, notes %v", peers, notes)
+	}
+	var blocks []string
+	for i := range peer.MaxBlocks + 1 {
+		blocks = append(blocks, fmt.Sprintf(`"10.201.%d.0/24"`, i))
+	}
+	put("nodes/greedy", `{"v":1,"node":"greedy","addresses":["192.0.2.9"],"blocks":[`+strings.Join(blocks, ",")+`]}`)
+	a.noted("/husk/default/nodes/greedy: record of node greedy: 65 blocks: at most 64")
+}
+
 // TestTLS: with a private authority and client certificates.
 func TestTLS(t *testing.T) {
 	t.Parallel()

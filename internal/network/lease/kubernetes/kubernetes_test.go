@@ -340,6 +340,86 @@ func TestOthers(t *testing.T) {
 	}
 }
 
+// TestCredentialsOfANode: who writes the annotation of one Node gets the packets of no other. The
+// annotation can at most lead packets for its own pods astray, or make two nodes use another way.
+func TestCredentialsOfANode(t *testing.T) {
+	cluster := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16"), netip.MustParsePrefix("fd68:7573:6b00::/48")}
+	const (
+		key    = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="
+		ways   = `"vxlan":{"vni":1,"port":8472,"mac":"02:00:00:00:00:03"},"wireguard":[{"key":"` + key + `","port":51820}]`
+		honest = `{"v":1,"node":"honest","addresses":["192.0.2.3","2001:db8::3"],"blocks":["10.201.3.0/24"],` + ways + `}`
+		all    = "honest by vxlan wireguard; "
+	)
+	self := record
+	self.Version, self.Name = peer.Version, "here"
+	self.Addresses = append(slices.Clone(self.Addresses), netip.MustParseAddr("2001:db8::1"))
+	for name, c := range map[string]struct{ node, annotation, want, note string }{
+		"another's blocks":  {"evil", `{"v":1,"addresses":["192.0.2.9"],"blocks":["10.201.3.0/24","fd68:7573:6b00:3::/64"]}`, "evil by; " + all, ""},
+		"this node's":       {"evil", `{"v":1,"addresses":["192.0.2.9"],"blocks":["10.201.1.0/24","fd68:7573:6b00:1::/64"]}`, "evil by; " + all, ""},
+		"all pods'":         {"evil", `{"v":1,"addresses":["192.0.2.9"],"blocks":["10.201.0.0/16","fd68:7573:6b00::/48"]}`, "evil by; " + all, ""},
+		"everything":        {"evil", `{"v":1,"addresses":["192.0.2.9"],"blocks":["0.0.0.0/0","::/0"]}`, "evil by; " + all, ""},
+		"another's name":    {"evil", `{"v":1,"node":"honest","addresses":["192.0.2.9"],"blocks":["10.201.3.0/24"]}`, "evil by; " + all, ""},
+		"this node's name":  {"evil", `{"v":1,"node":"here","addresses":["192.0.2.9"],"blocks":["10.201.1.0/24"]}`, "evil by; " + all, ""},
+		"another's address": {"evil", `{"v":1,"addresses":["192.0.2.3","2001:db8::3"],"blocks":["10.201.3.0/24"]}`, "evil by; " + all, ""},
+		"its MAC and key":   {"zevil", `{"v":1,"addresses":["192.0.2.3"],` + ways + `}`, all + "zevil by; ", "node zevil has the MAC 02:00:00:00:00:03 of node honest"},
+		// The first by name keeps them: the other one is reached by another way, or not at all.
+		"its MAC and key, before it": {"evil", `{"v":1,"addresses":["192.0.2.9"],` + ways + `}`, "evil by vxlan wireguard; honest by; ", "node honest has the key " + key + " of node evil"},
+		"this node's MAC":            {"evil", `{"v":1,"addresses":["192.0.2.9"],"vxlan":{"vni":1,"port":8472,"mac":"02:00:00:00:00:01"}}`, "evil by; " + all, "node evil has the MAC 02:00:00:00:00:01 of node here"},
+		"this node's address":        {"evil", `{"v":1,"addresses":["192.0.2.1"]}`, all, "node evil has this node's address 192.0.2.1"},
+		"this node's IPv6 address":   {"evil", `{"v":1,"addresses":["192.0.2.9","2001:db8::1"]}`, all, "node evil has this node's address 2001:db8::1"},
+		"a pod's address":            {"evil", `{"v":1,"addresses":["10.201.3.7"]}`, all, "node evil has the address 10.201.3.7, which is inside the pod subnets"},
+		"a pod's IPv6 address":       {"evil", `{"v":1,"addresses":["fd68:7573:6b00:3::7"]}`, all, "node evil has the address fd68:7573:6b00:3::7, which is inside"},
+		"loopback":                   {"evil", `{"v":1,"addresses":["127.0.0.1"]}`, all, "address 127.0.0.1 is not one that other nodes can reach"},
+		"IPv6 loopback":              {"evil", `{"v":1,"addresses":["::1"]}`, all, "address ::1 is not one"},
+		"multicast":                  {"evil", `{"v":1,"addresses":["224.0.0.1"]}`, all, "address 224.0.0.1 is not one"},
+		"IPv6 multicast":             {"evil", `{"v":1,"addresses":["ff02::1"]}`, all, "address ff02::1 is not one"},
+		"link-local":                 {"evil", `{"v":1,"addresses":["169.254.169.254"]}`, all, "address 169.254.169.254 is not one"},
+		"IPv6 link-local":            {"evil", `{"v":1,"addresses":["fe80::1"]}`, all, "address fe80::1 is not one"},
+		"too large":                  {"evil", `{"v":1,"x":"` + strings.Repeat("x", 16<<10) + `"}`, all, "at most 16384"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			numbers := map[string]int{"here": 1, "honest": 3, c.node: 9}
+			for node, number := range numbers {
+				s.addNode(node, number)
+			}
+			s.edit("honest", func(n *corev1.Node) { n.Annotations[kubernetes.Annotation] = honest })
+			s.edit(c.node, func(n *corev1.Node) { n.Annotations[kubernetes.Annotation] = c.annotation })
+			here := s.run("here", self)
+			here.eventually("this node's blocks", func(v peer.View) bool { return len(v.Blocks) == 2 })
+			v, _ := here.view()
+			self := self
+			self.Blocks = v.Blocks
+			peers, notes := peer.Accept(cluster, self, v.Peers)
+			notes = append(notes, v.Notes...)
+			got := ""
+			for _, p := range append(peers, &self) {
+				number := numbers[p.Name]
+				if want := []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.201.%d.0/24", number)), netip.MustParsePrefix(fmt.Sprintf("fd68:7573:6b00:%x::/64", number))}; !slices.Equal(p.Blocks, want) {
+					t.Errorf("node %s has the blocks %v, want %v", p.Name, p.Blocks, want)
+				}
+				if p == &self {
+					continue
+				}
+				got += p.Name + " by"
+				if p.VXLAN != nil {
+					got += " vxlan"
+				}
+				if p.WireGuard != nil {
+					got += " wireguard"
+				}
+				got += "; "
+			}
+			if got != c.want {
+				t.Errorf("accepted: %s, want %s", got, c.want)
+			}
+			if noted := slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, c.note) }); c.note == "" && len(notes) > 0 || !noted && c.note != "" {
+				t.Errorf("notes %q, want one with %q", notes, c.note)
+			}
+		})
+	}
+}
+
 func TestNoCIDRs(t *testing.T) {
 	s := newServer(t)
 	s.edit("here", func(*corev1.Node) {})
