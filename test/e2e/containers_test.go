@@ -211,8 +211,8 @@ func testRuntime(t *testing.T, n *node.Node, name string) {
 	checkContainerCases(t, n)
 	d.Stop()
 	d = n.Huskd(node.Flags("--default-capabilities", "chown,NET_RAW,CAP_MKNOD"))
-	n.MustHusk("run", "--wait", write(t, n, "old.yaml", podOf("old", only("command: "+shell("grep CapEff /proc/self/status; exec sleep 1000")))))
-	if got := strings.Fields(n.MustHusk("logs", "old")); len(got) != 2 || got[1] != "0000000008002001" {
+	n.MustHusk("run", "--wait", write(t, n, "old.yaml", podOf("old", only("command: [sleep, '1000']"))))
+	if got := strings.Fields(n.MustHusk("exec", "old", "--", "grep", "CapEff", "/proc/1/status")); len(got) != 2 || got[1] != "0000000008002001" {
 		t.Errorf("with default-capabilities: %q", got)
 	}
 	n.MustHusk("rm", "-f", "old")
