@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -29,10 +30,19 @@ func newSpeakersOn(t *testing.T, s *node.Segment, nodes int) *cluster {
 	c.more = "as = 64512"
 	c.write(c.nodes...)
 	for _, m := range c.nodes {
+		m.endOrphans()
 		m.Binary("husk-bgp")
 		m.flags = node.Flags("--pod-subnets", subnets, "--network-store", "file", "--nodes-file", c.file, "--network-backend", "bgp")
 	}
 	return c
+}
+
+// endOrphans makes the kernel give up soon on connections that a program has closed, which keep the
+// namespace. The last packet of a connection, which the kernel sends for a socket that is gone, has
+// the default TTL. A speaker with GTSM waits for it in vain.
+func (m *machine) endOrphans() {
+	m.t.Helper()
+	netnstest.Set(m.t, m.Net(), "net/ipv4/tcp_orphan_retries", "1")
 }
 
 // also adds flags of huskd.

@@ -84,11 +84,7 @@ func newRouter(t *testing.T, on *node.Segment, r routing, c routerConfig) *route
 	}
 	forward("1")
 	t.Cleanup(func() { forward("0") })
-	// The last packet of a connection, which the kernel sends for a socket that is closed already, has
-	// the default TTL. A router with GTSM waits for it in vain.
-	if err := netns.Do(m.Net(), func() error { return netns.SetSysctl("net/ipv4/tcp_orphan_retries", "1") }); err != nil {
-		t.Error(err)
-	}
+	m.endOrphans()
 	r.run(m, c)
 	return &router{m, r}
 }
