@@ -134,8 +134,11 @@ type Controller struct {
 	admitted []*peer.Node
 	underlay []backend.Underlay
 	blocks   []netip.Prefix
-	rotation rotation
-	cure     cure
+	told     []netip.Addr
+	// Addresses that were in calls of Pods.SetNodes before.
+	formerSelf, formerOthers former
+	rotation                 rotation
+	cure                     cure
 
 	requests chan rotationRequest
 	mu       sync.Mutex // Invariant: guards the fields below.
@@ -267,11 +270,16 @@ func (c *Controller) pass(ctx context.Context) error {
 	notes = append(notes, strays(usage)...)
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(append(notes, refused...), copies(record, peers)...)
-	if !slices.Equal(c.admitted, peers) || !slices.Equal(c.underlay, underlay) || !slices.Equal(c.blocks, record.Blocks) {
-		if err := c.cfg.Pods.SetNodes(addressesOf(record, peers, underlay)); err != nil {
+	now := time.Now()
+	told := !slices.Equal(c.told, view.Addresses) || c.formerSelf.due(now) || c.formerOthers.due(now)
+	if told || !slices.Equal(c.admitted, peers) || !slices.Equal(c.underlay, underlay) || !slices.Equal(c.blocks, record.Blocks) {
+		addresses := addressesOf(record, view.Addresses, peers, underlay)
+		addresses.Self = c.formerSelf.with(now, addresses.Self, formerSelfTime)
+		addresses.Others = c.formerOthers.with(now, addresses.Others, formerTime)
+		if err := c.cfg.Pods.SetNodes(addresses); err != nil {
 			return c.failed(err)
 		}
-		c.admitted, c.underlay, c.blocks = peers, underlay, record.Blocks
+		c.admitted, c.underlay, c.blocks, c.told = peers, underlay, record.Blocks, view.Addresses
 	}
 	self := c.self(record, underlay)
 	if c.cfg.Speaker != nil {
@@ -316,8 +324,9 @@ func (c *Controller) pass(ctx context.Context) error {
 }
 
 // addressesOf returns the addresses by which this node and its peers know each other: those of
-// their records, and those in their blocks, between which they send probes.
-func addressesOf(self peer.Node, peers []*peer.Node, underlay []backend.Underlay) plan.Nodes {
+// their records, those that the registry tells of this node, and those in their blocks, between
+// which they send probes. They are sorted.
+func addressesOf(self peer.Node, told []netip.Addr, peers []*peer.Node, underlay []backend.Underlay) plan.Nodes {
 	addresses := func(n *peer.Node) []netip.Addr {
 		out := slices.Clone(n.Addresses)
 		for _, b := range n.Blocks {
@@ -325,7 +334,7 @@ func addressesOf(self peer.Node, peers []*peer.Node, underlay []backend.Underlay
 		}
 		return out
 	}
-	out := plan.Nodes{Self: addresses(&self)}
+	out := plan.Nodes{Self: append(addresses(&self), told...)}
 	for _, p := range peers {
 		out.Others = append(out.Others, addresses(p)...)
 	}
@@ -336,6 +345,7 @@ func addressesOf(self peer.Node, peers []*peer.Node, underlay []backend.Underlay
 		}
 		out.Links = append(out.Links, strings.Split(u.Links, " ")...)
 	}
+	out.Sort()
 	return out
 }
 

@@ -222,21 +222,33 @@ func TestNodesOfTheTable(t *testing.T) {
 		view := peer.View{Blocks: blocks("10.201.1.0/24"), Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}}
 		w.see(view)
 		w.after(time.Minute)
-		if got, want := told(), "[192.0.2.1 10.201.1.1] [192.0.2.2 10.201.2.1] []"; got != want {
+		if got, want := told(), "[10.201.1.1 192.0.2.1] [10.201.2.1 192.0.2.2] []"; got != want {
 			t.Errorf("told %s, want %s", got, want)
 		}
 		u := eth0("192.0.2.1/24")
 		u.Links = "eth0 eth1"
 		w.set(func() { w.underlay = []backend.Underlay{u} })
 		w.after(2 * time.Minute)
-		if got, want := told(), "[192.0.2.1 10.201.1.1] [192.0.2.2 10.201.2.1] [eth0 eth1]"; got != want {
+		if got, want := told(), "[10.201.1.1 192.0.2.1] [10.201.2.1 192.0.2.2] [eth0 eth1]"; got != want {
 			t.Errorf("told %s, want %s", got, want)
 		}
-		view.Peers = nil
+		// A node may still send from the address that it had, and others to that which the registry
+		// tells of this one.
+		view.Peers, view.Addresses = []*peer.Node{record("b", "192.0.2.3", "10.201.2.0/24")}, []netip.Addr{netip.MustParseAddr("192.0.2.9")}
 		w.see(view)
 		w.after(time.Second)
-		if got, want := told(), "[192.0.2.1 10.201.1.1] [] [eth0 eth1]"; got != want {
+		if got, want := told(), "[10.201.1.1 192.0.2.1 192.0.2.9] [10.201.2.1 192.0.2.3 192.0.2.2] [eth0 eth1]"; got != want {
 			t.Errorf("told %s, want %s", got, want)
+		}
+		w.after(12 * time.Minute)
+		if got, want := told(), "[10.201.1.1 192.0.2.1 192.0.2.9] [10.201.2.1 192.0.2.3] [eth0 eth1]"; got != want {
+			t.Errorf("told %s, want %s", got, want)
+		}
+		view.Peers, view.Addresses = nil, nil
+		w.see(view)
+		w.after(12 * time.Minute)
+		if got, want := told(), "[10.201.1.1 192.0.2.1] [] [eth0 eth1]"; !strings.HasSuffix(got, want) {
+			t.Errorf("told %s, want %s at the end", got, want)
 		}
 	})
 }

@@ -241,6 +241,9 @@ func (n *Node) equal(o *Node) bool {
 type View struct {
 	// Blocks are this node's own.
 	Blocks []netip.Prefix
+	// Addresses are what the registry tells the others of this node's addresses, if that isn't what
+	// was announced.
+	Addresses []netip.Addr
 	// Peers are the other nodes, in the order of their names. It is complete: a node that isn't
 	// there has left. Their records are parsed; Accept says which of them can be used.
 	// Nothing modifies a record. Registries of many nodes take those that haven't changed from their
@@ -252,7 +255,7 @@ type View struct {
 
 // Equal reports whether two views are the same.
 func (v View) Equal(o View) bool {
-	return slices.Equal(v.Blocks, o.Blocks) && slices.Equal(v.Notes, o.Notes) && slices.EqualFunc(v.Peers, o.Peers, func(a, b *Node) bool { return a == b || a.equal(b) })
+	return slices.Equal(v.Blocks, o.Blocks) && slices.Equal(v.Addresses, o.Addresses) && slices.Equal(v.Notes, o.Notes) && slices.EqualFunc(v.Peers, o.Peers, func(a, b *Node) bool { return a == b || a.equal(b) })
 }
 
 // Registry is where nodes find each other's records, and from where this node has its blocks.

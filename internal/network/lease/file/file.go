@@ -144,7 +144,7 @@ func (r *Registry) view() peer.View {
 	if i := r.index(); i >= 0 {
 		own := v.Peers[i]
 		v.Blocks, v.Peers = slices.Clone(own.Blocks), slices.Delete(v.Peers, i, i+1)
-		v.Notes = r.differences(own, v.Peers)
+		v.Addresses, v.Notes = slices.Clone(own.Addresses), r.differences(own, v.Peers)
 		if len(own.Blocks) == 0 {
 			v.Notes = append(v.Notes, fmt.Sprintf("node %s has no blocks in %s, so it starts no pods: add blocks", r.node, r.path))
 		}
