@@ -55,6 +55,9 @@ func isReply() match {
 // and host ports have led them, and no fragments come: connection tracking has put those together.
 // A Service may lead to a port of a node what others send: that isn't the node's either.
 //
+// Of a TCP connection, the first packet decides. The rest passes before anything is looked up, as
+// that would take 3 % of the time of a request and its response in each direction.
+//
 // Replies pass. A socket of a node, or a masqueraded connection, may have got a port by chance that
 // another node uses. Those of pods by UDP don't, unless what listens there authenticates. A pod can
 // ask another node's pod from every port of its node, since masquerading uses them all. At the port
@@ -70,6 +73,7 @@ func nodePortRules(t plan.Table) map[string][][]expr.Any {
 	add := func(chain string, parts ...match) { out[chain] = append(out[chain], rule(parts...)) }
 	drop, leave := verdict(expr.VerdictDrop, ""), verdict(expr.VerdictReturn, "")
 	for base, chain := range map[string]string{chainForward: chainToNode, chainInput: chainAtNode} {
+		add(base, protocol(unix.IPPROTO_TCP), tracked(expr.CtKeySTATE, expr.CtStateBitESTABLISHED), leave)
 		add(base, toNodePort(), verdict(expr.VerdictJump, chain))
 		for _, p := range t.NodePorts {
 			if p.Port == 0 {

@@ -49,6 +49,7 @@ import (
 //		ip saddr @cluster4 iifname != @underlay4 counter name spoofed drop # with other nodes: nor theirs
 //	}
 //	chain forward { type filter hook forward priority filter - 2 # with other nodes only, and so are these:
+//		meta l4proto tcp ct state established return
 //		meta l4proto . th dport @node-ports jump to-node
 //		meta l4proto { 4, 41 } jump to-node
 //		tcp dport 179 ip daddr 192.0.2.254 jump node-port # likewise udp 3784, and each router
@@ -267,11 +268,15 @@ func toThisNode() match {
 	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, equal(reg1, local)}
 }
 
-func translated() match {
-	dnat := binary.NativeEndian.AppendUint32(nil, 1<<5) // IPS_DST_NAT
+// translated matches packets of a flow whose destination is another than it was sent to.
+func translated() match { return tracked(expr.CtKeySTATUS, 1<<5) } // IPS_DST_NAT
+
+// tracked matches packets of which connection tracking has set a bit of a key.
+func tracked(key expr.CtKey, bit uint32) match {
+	mask := binary.NativeEndian.AppendUint32(nil, bit)
 	return match{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: dnat, Xor: make([]byte, 4)},
+		&expr.Ct{Key: key, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
 	}
 }
