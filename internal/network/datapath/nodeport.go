@@ -55,8 +55,8 @@ func isReply() match {
 // and host ports have led them, and no fragments come: connection tracking has put those together.
 // A Service may lead to a port of a node what others send: that isn't the node's either.
 //
-// Of a TCP connection, the first packet decides. The rest passes before anything is looked up, as
-// that would take 3 % of the time of a request and its response in each direction.
+// The first packet of a TCP connection decides. The rest passes before anything is looked up: the
+// lookups took 3 % of the time of a request and its response.
 //
 // Replies pass. A socket of a node, or a masqueraded connection, may have got a port by chance that
 // another node uses. Those of pods by UDP don't, unless what listens there authenticates. A pod can
