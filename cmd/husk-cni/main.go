@@ -18,6 +18,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/huskd/husk/internal/atomicfile"
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/version"
@@ -79,14 +80,7 @@ func install(dir string) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, "husk-cni")
-	if err := os.WriteFile(path+".new", program, 0o755); err != nil {
-		return err
-	}
-	if err := os.Chmod(path+".new", 0o755); err != nil { // whatever the umask is
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicfile.Write(filepath.Join(dir, "husk-cni"), program, 0o755)
 }
 
 // maxConf is the maximum size of a network configuration with all its additions.

@@ -240,6 +240,8 @@ var fanOutMaxima = map[string]int{
 	"internal/doctor": 13,
 	// wireguard had its own code that started its program, to save the import of companion.
 	"internal/network/peering": 13,
+	// It had record replace its cache's file, to save the import of atomicfile.
+	"internal/oci/monitor": 13,
 }
 
 func TestFanOut(t *testing.T) {

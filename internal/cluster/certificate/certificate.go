@@ -27,6 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/huskd/husk/internal/atomicfile"
 	"github.com/huskd/husk/internal/cluster"
 )
 
@@ -234,13 +235,10 @@ func await(ctx context.Context, client *cluster.Client, name string) ([]byte, er
 	}
 }
 
-// writeFile writes a file that only root can read. Its readers see the old content or the new one.
+// writeFile replaces a file that only root can read.
 func writeFile(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicfile.Write(path, content, 0o600)
 }

@@ -10,10 +10,11 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/huskd/husk/internal/atomicfile"
 )
 
 // Login is a user name and a password.
@@ -106,28 +107,8 @@ func (f *File) change(do func(config)) error {
 	if err != nil {
 		return err
 	}
-	if err := replace(f.path, raw); err != nil {
+	if err := atomicfile.Write(f.path, raw, 0o600); err != nil {
 		return fmt.Errorf("logins at registries: %w", err)
 	}
 	return nil
-}
-
-func replace(path string, content []byte) (err error) {
-	next, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // with mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = next.Write(content)
-	err = errors.Join(err, next.Sync(), next.Close())
-	if err == nil {
-		err = os.Rename(next.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(next.Name()))
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

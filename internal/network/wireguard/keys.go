@@ -11,6 +11,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/huskd/husk/internal/atomicfile"
 	"github.com/huskd/husk/internal/network/peer"
 )
 
@@ -144,16 +145,6 @@ func makeKey(file string) (*wgtypes.Key, error) {
 	return &key, writeKey(file, key)
 }
 
-// writeKey writes a key, so that a crash leaves the file as it was or as it is to be.
 func writeKey(file string, key wgtypes.Key) error {
-	tmp := file + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(key.String() + "\n")
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp, file)
+	return atomicfile.Write(file, []byte(key.String()+"\n"), 0o600)
 }

@@ -14,10 +14,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/atomicfile"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
-	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -85,7 +85,7 @@ func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, er
 		}
 		now.Runtime = runtime
 		if raw, err := json.Marshal(now); err == nil {
-			_ = record.Replace(cache, raw) // on an error the next start probes again
+			_ = atomicfile.Write(cache, raw, 0o600) // on an error the next start probes again
 		}
 		return runtime, now.Rejected, nil
 	}

@@ -9,7 +9,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"path/filepath"
+
+	"github.com/huskd/husk/internal/atomicfile"
 )
 
 const (
@@ -61,23 +62,7 @@ func Write(path string, program []byte) error {
 	if upToDate(path, program) {
 		return nil
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return fmt.Errorf("write program: %w", err)
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }() // fails after the rename
-	_, err = tmp.Write(program)
-	if err == nil {
-		err = tmp.Chmod(0o755)
-	}
-	// Closed before the rename: to execute a file that is open for writing fails with ETXTBSY.
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
+	if err := atomicfile.Write(path, program, 0o755); err != nil {
 		return fmt.Errorf("write program %s: %w", path, err)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/atomicfile"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/pod"
@@ -118,16 +119,7 @@ func Save(dir string, record interface{ ContainerID() string }) error {
 	if err != nil {
 		return err
 	}
-	return Replace(filepath.Join(dir, record.ContainerID(), File), raw)
-}
-
-// Replace writes a file atomically: a reader sees the old or the new content.
-func Replace(path string, content []byte) error {
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
+	return atomicfile.Write(filepath.Join(dir, record.ContainerID(), File), raw, 0o600)
 }
 
 // List returns the IDs of all containers that have a directory, including those whose creation was

@@ -15,10 +15,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/atomicfile"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
-	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -193,7 +193,7 @@ func (cfg Config) probeHandler(ctx context.Context, name string, s Setting) (Han
 	}
 	now.Handler = h
 	if raw, err := json.Marshal(now); err == nil {
-		_ = record.Replace(cache, raw) // on an error the next start probes again
+		_ = atomicfile.Write(cache, raw, 0o600) // on an error the next start probes again
 	}
 	return h, nil
 }

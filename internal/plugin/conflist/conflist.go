@@ -14,6 +14,8 @@ import (
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/huskd/husk/internal/atomicfile"
 )
 
 // Name is the name of the file.
@@ -80,11 +82,8 @@ func (f File) write(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(f.Path), 0o755); err != nil {
 		return err
 	}
-	tmp := f.Path + ".tmp" // runtimes ignore files with such a suffix
-	if err := os.WriteFile(tmp, f.Content, 0o644); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, f.Path); err != nil {
+	// Runtimes ignore the file that is renamed: it doesn't end with .conflist.
+	if err := atomicfile.Write(f.Path, f.Content, 0o644); err != nil {
 		return err
 	}
 	f.Log.Info("other runtimes get the pod network", "file", f.Path)
