@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/onsi/ginkgo/v2/types"
@@ -20,15 +20,55 @@ import (
 // result is what became of the specs of a group.
 type result struct {
 	group    string
-	passed   int
-	again    int // of those that failed, how many passed when they ran again, by themselves
+	passed   []string // names
 	failed   []failure
 	skipped  int // by themselves: they need what the cluster doesn't have
 	excepted int
 	took     time.Duration
 }
 
-type failure struct{ name, message string }
+// failure is a spec that failed.
+type failure struct {
+	name, message string
+	alone         string // what became of it when it ran again, by itself; "" if it didn't
+}
+
+const passedAlone = "passed"
+
+// maxDiagnosed bounds the specs that run again. If more fail, the cause isn't any single one's.
+const maxDiagnosed = 20
+
+// toDiagnose returns the names of the specs that should run again, by themselves.
+func (r *result) toDiagnose() (names []string) {
+	for _, f := range r.failed[:min(len(r.failed), maxDiagnosed)] {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+// diagnose notes beside the failures what became of them in a run by themselves.
+func (r *result) diagnose(alone result) {
+	for i, f := range r.failed {
+		if slices.Contains(alone.passed, f.name) {
+			r.failed[i].alone = passedAlone
+		}
+		for _, again := range alone.failed {
+			if again.name == f.name {
+				r.failed[i].alone = again.message
+			}
+		}
+	}
+}
+
+// String renders a result like a row of the table.
+func (r result) String() string {
+	return fmt.Sprintf("%s: %d of %d passed in %v", r.group, len(r.passed), len(r.passed)+len(r.failed), r.took.Round(time.Second))
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(cmp.Or(text, "didn't run"), "\n")
+	return line
+}
 
 // readReport reads a report of Ginkgo's. Excepted reports whether a spec that wasn't selected would
 // have been, if it weren't an exception.
@@ -65,32 +105,35 @@ func (r *result) add(spec types.SpecReport) {
 		if name == "" {
 			name = spec.LeafNodeType.String()
 		}
-		r.failed = append(r.failed, failure{name, strings.TrimSpace(spec.Failure.Message)})
+		r.failed = append(r.failed, failure{name: name, message: strings.TrimSpace(spec.Failure.Message)})
 	case spec.LeafNodeType != types.NodeTypeIt:
 	case spec.State == types.SpecStatePassed:
-		r.passed++
+		r.passed = append(r.passed, spec.FullText())
 	case spec.State == types.SpecStateSkipped && spec.Failure.Message != "":
 		r.skipped++
 	}
 }
 
-// table renders results for people.
+// table renders results in Markdown. A spec that failed counts as failed, also if it passed alone.
 func table(results []result) string {
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "group\tpassed\tonly alone\tfailed\tnot applicable\texcepted\ttime")
-	var sum result
-	row := func(r result, failed int) {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%v\n", r.group, r.passed+r.again, r.again, failed, r.skipped, r.excepted, r.took.Round(time.Second))
+	fmt.Fprintln(&b, "| group | passed | failed | of these, passed alone | not applicable | excepted | time |\n|---|---|---|---|---|---|---|")
+	sum := result{group: "all"}
+	row := func(r result) {
+		alone := 0
+		for _, f := range r.failed {
+			if f.alone == passedAlone {
+				alone++
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %d | %v |\n", r.group, len(r.passed), len(r.failed), alone, r.skipped, r.excepted, r.took.Round(time.Second))
 	}
-	failed := 0
 	for _, r := range results {
-		row(r, len(r.failed))
-		failed += len(r.failed)
-		sum = result{"all", sum.passed + r.passed, sum.again + r.again, nil, sum.skipped + r.skipped, sum.excepted + r.excepted, sum.took + r.took}
+		row(r)
+		sum.passed, sum.failed = append(sum.passed, r.passed...), append(sum.failed, r.failed...)
+		sum.skipped, sum.excepted, sum.took = sum.skipped+r.skipped, sum.excepted+r.excepted, sum.took+r.took
 	}
-	row(sum, failed)
-	_ = w.Flush()
+	row(sum)
 	return b.String()
 }
 
@@ -146,8 +189,42 @@ func TestReadReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := readReport(path, func(s types.SpecReport) bool { return s.LeafNodeText == "excepted" })
-	if err != nil || r.passed != 1 || r.skipped != 1 || r.excepted != 1 || !slices.Equal(r.failed, []failure{{"spec", "no"}, {"spec", "late"}}) {
+	if err != nil || !slices.Equal(r.passed, []string{"spec"}) || r.skipped != 1 || r.excepted != 1 ||
+		!slices.Equal(r.failed, []failure{{name: "spec", message: "no"}, {name: "spec", message: "late"}}) {
 		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// A spec that failed once has failed, whatever a second run says.
+func TestTable(t *testing.T) {
+	first := result{group: "node", passed: []string{"a"}, skipped: 3, excepted: 1, took: time.Minute,
+		failed: []failure{{name: "b", message: "no"}, {name: "c", message: "no"}, {name: "d", message: "no"}}}
+	first.diagnose(result{passed: []string{"b"}, failed: []failure{{name: "c", message: "never\nmore"}}})
+	if want := []failure{{"b", "no", "passed"}, {"c", "no", "never\nmore"}, {"d", "no", ""}}; !slices.Equal(first.failed, want) {
+		t.Errorf("got %q, want %q", first.failed, want)
+	}
+	got := table([]result{first, {group: "apps", passed: []string{"e", "f"}, took: time.Second}})
+	want := `| group | passed | failed | of these, passed alone | not applicable | excepted | time |
+|---|---|---|---|---|---|---|
+| node | 1 | 3 | 1 | 3 | 1 | 1m0s |
+| apps | 2 | 0 | 0 | 0 | 0 | 1s |
+| all | 3 | 3 | 1 | 3 | 1 | 1m1s |
+`
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if got := firstLine(first.failed[1].alone) + ", " + firstLine(first.failed[2].alone); got != "never, didn't run" {
+		t.Error(got)
+	}
+}
+
+func TestToDiagnose(t *testing.T) {
+	r := result{failed: make([]failure, maxDiagnosed+1)}
+	if got := r.toDiagnose(); len(got) != maxDiagnosed {
+		t.Errorf("%d specs run again", len(got))
+	}
+	if got := new(result).toDiagnose(); got != nil {
+		t.Error(got)
 	}
 }
 

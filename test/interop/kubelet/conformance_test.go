@@ -25,21 +25,6 @@ var (
 	procs    = flag.String("procs", "4", "number of specs to run at a time")
 )
 
-// A group is a part of the end-to-end tests. Its filter selects specs by labels.
-type group struct{ name, filter string }
-
-const conformance = "(Conformance || NodeConformance)"
-
-var groups = []group{
-	{"node", "sig-node && " + conformance},
-	{"storage", "sig-storage && " + conformance},
-	{"network", "sig-network && " + conformance},
-	{"policy", "Feature:NetworkPolicy"},
-	{"apps", "sig-apps && " + conformance},
-	{"quick", "(sig-node || sig-network) && Conformance && !Serial && !Slow"},
-	{"others", "!(sig-node || sig-storage || sig-network || sig-apps) && " + conformance},
-}
-
 // TestConformance runs Kubernetes' own end-to-end tests against a cluster, by group. It fails if a
 // spec fails that testdata/exceptions doesn't list.
 func TestConformance(t *testing.T) {
@@ -65,9 +50,9 @@ func TestConformance(t *testing.T) {
 	for _, g := range selected() {
 		r := c.runSpecs(g, exceptions)
 		results = append(results, r)
+		t.Log(r)
 		for _, spec := range r.failed {
-			message, _, _ := strings.Cut(spec.message, "\n")
-			t.Errorf("%s: %s (see %s)", spec.name, message, filepath.Join(out, r.group+".log"))
+			t.Errorf("%s: %s (alone: %s; see %s)", spec.name, firstLine(spec.message), firstLine(spec.alone), filepath.Join(out, r.group+".log"))
 		}
 	}
 	c.leave()
@@ -84,15 +69,19 @@ func selected() (list []group) {
 		return []group{{name: "focus"}}
 	}
 	for _, g := range groups {
-		if *onlyIn == "" && g.name != "quick" || strings.Contains(","+*onlyIn+",", ","+g.name+",") {
-			list = append(list, g)
+		if *onlyIn == "" || strings.Contains(","+*onlyIn+",", ","+g.name+",") {
+			list = append(list, group{g.name, disjoint(g)})
 		}
+	}
+	if *onlyIn == quick.name {
+		return []group{quick}
 	}
 	return list
 }
 
-// runSpecs runs a group with Ginkgo, and what failed once more, by itself: a spec that needs more
-// time than it has on a busy machine passes then.
+// runSpecs runs a group with Ginkgo. What failed runs once more, by itself, which tells whoever looks
+// for the cause whether other specs or a busy machine have a part in it. The spec has failed all the
+// same.
 func (c *cluster) runSpecs(g group, exceptions map[string]string) result {
 	c.t.Helper()
 	began := time.Now()
@@ -101,15 +90,10 @@ func (c *cluster) runSpecs(g group, exceptions map[string]string) result {
 		skip = append(skip, name)
 	}
 	r := c.ginkgo(g.name, *procs, g.filter, *focus, skip)
-	if len(r.failed) > 0 {
-		names := make([]string, 0, len(r.failed))
-		for _, spec := range r.failed {
-			names = append(names, spec.name)
-		}
-		again := c.ginkgo(g.name+"-again", "1", "", exactly(names), nil)
-		r.again, r.failed = again.passed, again.failed
-	}
 	r.took = time.Since(began)
+	if names := r.toDiagnose(); len(names) > 0 {
+		r.diagnose(c.ginkgo(g.name+"-alone", "1", "", exactly(names), nil))
+	}
 	return r
 }
 
@@ -139,6 +123,6 @@ func (c *cluster) ginkgo(name, procs, filter, focus string, skip []string) resul
 	if err != nil {
 		c.t.Fatalf("Ginkgo ended without a report, see %s: %v", filepath.Join(c.logs, name+".log"), err)
 	}
-	r.group = strings.TrimSuffix(name, "-again")
+	r.group = name
 	return r
 }
