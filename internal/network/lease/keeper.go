@@ -188,6 +188,16 @@ func (k *Keeper) do(ctx context.Context, a claim.Action) {
 	case claim.Write:
 		revision, err := k.cfg.Store.Write(ctx, a.Session, a.Record, a.Revision)
 		apply = func(now time.Duration) { k.state.Wrote(a, revision, now, err) }
+	case claim.Look:
+		ago, err := k.cfg.Store.Prolonged(ctx, a.Session)
+		now := k.cfg.Clock.Now()
+		apply = func(time.Duration) { k.state.Looked(ago, now, err) }
+	case claim.Move:
+		revision, err := k.cfg.Store.Move(ctx, a.Session, a.Record, a.Revision, a.From)
+		if err == nil {
+			k.cfg.Log.Info("network: this node has another name, and took over its blocks", "former", a.From.Node, "blocks", a.From.Blocks)
+		}
+		apply = func(now time.Duration) { k.state.Moved(a, revision, now, err) }
 	case claim.Bind:
 		err := k.cfg.Store.Bind(ctx, claim.Claim{Block: a.Block, Node: k.cfg.Node, Session: a.Session}, a.Again)
 		if err == nil {
@@ -260,6 +270,9 @@ func (k *Keeper) Leave(ctx context.Context) error {
 	k.mu.Lock()
 	had := k.state.Saved()
 	k.mu.Unlock()
+	if had.Node != k.cfg.Node && had.Node != "" {
+		return fmt.Errorf("this node's blocks in %s are still those of node %s: set node-name to that to leave", k.cfg.Config.Store, had.Node)
+	}
 	// The node forgets its blocks before others may have them, but not yet the session.
 	if err := k.forget(claim.Saved{Node: had.Node, Boot: had.Boot, Session: had.Session}); err != nil {
 		return err

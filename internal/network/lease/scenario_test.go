@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -259,7 +260,7 @@ func TestRestartWithoutStore(t *testing.T) {
 		"Reboot":       {simTTL/2 - 15*time.Second, func(n *simNode) { n.boot = "b" }, ""},
 		"RebootLate":   {simTTL / 2, func(n *simNode) { n.boot = "b" }, "hasn't confirmed since"},
 		"CopiedDisk":   {0, func(n *simNode) { n.boot, n.address = "b", netip.MustParseAddr("192.0.2.99") }, "hasn't confirmed since"},
-		"OtherName":    {0, func(n *simNode) { n.name = "other" }, "isn't one of this node's"},
+		"OtherName":    {0, func(n *simNode) { n.name = "other" }, "waits for the store"},
 		"JournalLost":  {0, func(n *simNode) { n.journal = new(leasetest.Journal) }, "isn't one of this node's"},
 		"ClockWentBack": {0, func(n *simNode) {
 			n.boot = "b"
@@ -443,4 +444,126 @@ func TestOtherLengths(t *testing.T) {
 		}
 		n.waitNote("all 8 blocks")
 	})
+}
+
+// TestRenamed: a node with another name takes its own record and blocks over, in the same boot and
+// after a reboot, whether or not the wall clock tells when it prolonged its session.
+func TestRenamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*simNode)
+		within time.Duration
+	}{
+		"SameBoot":     {func(*simNode) {}, 3 * time.Second},
+		"Reboot":       {func(n *simNode) { n.boot = "b" }, 3 * time.Second},
+		"UnknownClock": {func(n *simNode) { n.boot = "b"; n.journal.Change(func(s *claim.Saved) { s.Sent = time.Time{} }) }, 30 * time.Second},
+		"Unsaved": {func(n *simNode) { // killed before it could save that it has prolonged its session
+			n.journal.Change(func(s *claim.Saved) { s.Until -= 20 * time.Second })
+		}, 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, 2, func(t *testing.T, s *simulation) {
+				block, session := s.nodes[0].view().Blocks[0], s.store.Holder(s.nodes[0].view().Blocks[0]).Session
+				s.nodes[0].uses(3)
+				s.replace(s.nodes[0], func(n *simNode) { n.name = "other"; c.change(n) })
+				n, other := s.nodes[0], s.nodes[1]
+				n.keeper.Used([]peer.Usage{{Block: netip.PrefixFrom(block.Addr().Next().Next(), 32), Size: 1, Used: 1}})
+				began := time.Now()
+				n.waitView("its block", func(v peer.View) bool {
+					return slices.Equal(v.Blocks, []netip.Prefix{block}) && len(v.Notes) == 0 && len(v.Peers) == 1 && n.keeper.May(block) == nil
+				})
+				if took := time.Since(began); took > c.within {
+					t.Errorf("it took %v", took)
+				}
+				other.waitView("the new name", func(v peer.View) bool {
+					return len(v.Peers) == 1 && v.Peers[0].Name == "other" && slices.Equal(v.Peers[0].Blocks, []netip.Prefix{block})
+				})
+				if holder := s.store.Holder(block); holder.Node != "other" || holder.Session == session {
+					t.Errorf("the block belongs to %+v", holder)
+				}
+				if _, err := s.store.Keep(t.Context(), session, nil); !errors.Is(err, claim.ErrLost) {
+					t.Errorf("the former session: %v, want none", err)
+				}
+				// The journal has it, too.
+				n.cut(true)
+				s.replace(n, func(*simNode) {})
+				s.nodes[0].may(t, block, "")
+			})
+		})
+	}
+}
+
+// TestRenamedCrash: the answer to what takes the record over is lost, and huskd is killed before it
+// can save that.
+func TestRenamedCrash(t *testing.T) {
+	for _, kill := range []bool{false, true} {
+		scenario(t, 2, func(t *testing.T, s *simulation) {
+			block := s.nodes[0].view().Blocks[0]
+			s.nodes[0].link.loseMove = true
+			s.replace(s.nodes[0], func(n *simNode) { n.name = "other" })
+			for s.store.Holder(block).Node != "other" {
+				time.Sleep(time.Millisecond)
+			}
+			if kill {
+				s.replace(s.nodes[0], func(*simNode) {})
+			}
+			n := s.nodes[0]
+			n.waitView("its block", func(v peer.View) bool {
+				return slices.Equal(v.Blocks, []netip.Prefix{block}) && n.keeper.May(block) == nil
+			})
+			if claims := s.store.Claims(); len(claims) != 2 {
+				t.Errorf("the claims are %+v", claims)
+			}
+		})
+	}
+}
+
+// TestRenamedCopy: copies of a node's disk under other names don't disturb the node, wherever they
+// run and whatever they have in common with it.
+func TestRenamedCopy(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*simNode)
+		note   string
+	}{
+		"OtherMachine": {func(n *simNode) { n.boot, n.address = "boot-clone", netip.MustParseAddr("192.0.2.99") }, ""},
+		"SameBoot":     {func(n *simNode) { n.address = netip.MustParseAddr("192.0.2.99") }, "this node was node n0 with addresses [192.0.2.1] before"},
+		"SameAddress":  {func(n *simNode) { n.boot = "boot-clone" }, "another machine still prolongs the claims of that node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, 1, func(t *testing.T, s *simulation) {
+				a := s.nodes[0]
+				block := a.view().Blocks[0]
+				saved, _ := a.journal.Load()
+				copied := new(leasetest.Journal)
+				_ = copied.Save(saved)
+				clone := s.newNode(rand.New(rand.NewPCG(2, 2)), 0)
+				clone.name, clone.journal = "clone", copied
+				c.change(clone)
+				time.Sleep(time.Minute)
+				clone.start()
+				defer clone.stop()
+				for range 60 {
+					time.Sleep(time.Minute)
+					a.may(t, block, "")
+					if clone.keeper.May(block) == nil {
+						t.Fatal("the clone may use the block")
+					}
+				}
+				if c.note != "" {
+					clone.may(t, netip.Prefix{}, c.note)
+				} else if v := clone.view(); len(v.Blocks) != 1 || v.Blocks[0] == block {
+					t.Errorf("the clone is no node of its own: %+v", v)
+				}
+				if v := a.view(); len(v.Notes) > 0 || !slices.Equal(v.Blocks, []netip.Prefix{block}) {
+					t.Errorf("the node has %+v", v)
+				}
+				if c.note == "" {
+					return
+				}
+				if err := clone.keeper.Leave(t.Context()); err == nil {
+					t.Error("the clone has left, and taken the node's blocks with it")
+				}
+				a.may(t, block, "")
+			})
+		})
+	}
 }

@@ -49,6 +49,7 @@ type simulation struct {
 	began   time.Time
 	tracing bool
 	steps   atomic.Int64
+	names   *rand.Rand // which nodes get another name; nil if none does
 
 	mu    sync.Mutex // Invariant: guards the fields below.
 	nodes []*simNode
@@ -84,6 +85,8 @@ type link struct {
 	slow time.Duration // the longest delay of a message
 	loss float64
 	cut  bool
+	// loseMove means that the answer to the next Move is lost.
+	loseMove bool
 }
 
 // transit delays a message, or holds it until ctx ends if it gets lost.
@@ -133,6 +136,24 @@ func (l *link) Bind(ctx context.Context, c claim.Claim, again bool) error {
 func (l *link) Free(ctx context.Context, s claim.Session, b netip.Prefix) error {
 	_, err := over(ctx, l, func() (int, error) { return 0, l.Fake.Free(ctx, s, b) })
 	return err
+}
+
+func (l *link) Prolonged(ctx context.Context, s claim.Session) (time.Duration, error) {
+	return over(ctx, l, func() (time.Duration, error) { return l.Fake.Prolonged(ctx, s) })
+}
+
+func (l *link) Move(ctx context.Context, s claim.Session, r peer.Node, revision int64, from claim.From) (int64, error) {
+	return over(ctx, l, func() (int64, error) {
+		now, err := l.Fake.Move(ctx, s, r, revision, from)
+		l.mu.Lock()
+		lose := l.loseMove
+		l.loseMove = false
+		l.mu.Unlock()
+		if lose {
+			<-ctx.Done()
+		}
+		return now, err
+	})
 }
 
 func (l *link) Follow(ctx context.Context, update func(claim.Snapshot)) error {
@@ -265,10 +286,10 @@ func (s *simulation) schedule(rng *rand.Rand) {
 			s.use(n, rng)
 		case 7:
 			s.note("%s: its huskd is killed and starts again", n.name)
-			s.replace(n, func(*simNode) {})
+			s.replace(n, s.rename)
 		case 8:
 			s.note("%s: reboots", n.name)
-			s.replace(n, func(next *simNode) { next.boot += "+" })
+			s.replace(n, func(next *simNode) { next.boot += "+"; s.rename(next) })
 		case 9:
 			s.note("%s: is replaced by a new machine with its name", n.name)
 			s.replace(n, func(next *simNode) {
@@ -277,6 +298,14 @@ func (s *simulation) schedule(rng *rand.Rand) {
 			})
 		}
 		s.check()
+	}
+}
+
+// rename gives a node another name, sometimes.
+func (s *simulation) rename(next *simNode) {
+	if s.names != nil && s.names.IntN(3) == 0 {
+		next.name += "r"
+		s.note("it has the name %s now", next.name)
 	}
 }
 
@@ -367,7 +396,9 @@ func simulate(t *testing.T, seed uint64, b bug, tracing bool) (steps int, able f
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 12))
 		s := newSimulation(t, rng, b, simNodes)
-		s.tracing = tracing
+		if s.tracing = tracing; !b.blind && b.fence == nil {
+			s.names = rand.New(rand.NewPCG(seed, 13))
+		}
 		s.schedule(rng)
 		if s.violation() == "" {
 			s.heal()

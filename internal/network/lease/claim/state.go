@@ -58,6 +58,7 @@ type State struct {
 	joined bool
 	// refused says why the node can't take part; empty if it can.
 	refused string
+	former  *former // nil once nothing of the node has another name in the store
 }
 
 // term is for how long the node has a session.
@@ -90,6 +91,7 @@ type calls struct {
 func New(cfg Config, saved Saved, now Instant) *State {
 	s := &State{cfg: cfg, Fence: func(sent, _, ttl time.Duration) time.Duration { return Until(sent, ttl) }}
 	if saved.Node != cfg.Node {
+		s.former = newFormer(saved)
 		return s
 	}
 	s.saved, s.session, s.ttl = saved, saved.Session, saved.TTL
@@ -110,11 +112,18 @@ func New(cfg Config, saved Saved, now Instant) *State {
 func (s *State) Copy() *State {
 	c := *s
 	c.own, c.lost = slices.Clone(s.own), slices.Clone(s.lost)
+	if s.former != nil {
+		f := *s.former
+		c.former = &f
+	}
 	return &c
 }
 
 // Saved returns what must be on disk before the next action.
 func (s *State) Saved() Saved {
+	if s.former != nil {
+		return s.former.saved
+	}
 	saved := Saved{Node: s.cfg.Node, Boot: s.cfg.Boot, Addresses: s.record.Addresses, Session: s.session, Until: s.until, Sent: s.sent.Wall, TTL: s.ttl}
 	for _, o := range s.own {
 		switch {
@@ -137,6 +146,8 @@ const (
 	Keep        // prolong the session, or begin one if it is empty
 	Write       // write the record
 	Bind        // claim the block
+	Look        // ask when the session was last prolonged
+	Move        // take over what the node has under its former name
 	Retire      // stop using the block: call Retired
 	Free        // give the block back
 )
@@ -152,15 +163,18 @@ type Action struct {
 	Blocks   []netip.Prefix // for Keep: which must be bound
 	Record   peer.Node
 	Revision int64 // the record's that is replaced; 0 if there is none
+	From     From  // for Move
 }
 
 // Next returns what to do next.
 func (s *State) Next(now time.Duration) Action {
 	switch {
-	case !s.known || !s.announced || s.refused != "":
+	case !s.known || !s.announced || s.refused != "" && (s.former == nil || !s.former.others):
 		return Action{}
 	case now < s.retryAt:
 		return Action{At: s.retryAt}
+	case s.former != nil && !s.former.mine:
+		return s.former.look(now)
 	case s.session == "" || now >= s.keepAt:
 		a := Action{Do: Keep, Session: s.session}
 		for _, o := range s.own {
@@ -168,9 +182,12 @@ func (s *State) Next(now time.Duration) Action {
 		}
 		return a
 	}
-	if r, written := s.written(); !written {
+	if r, written := s.written(); !written || s.former != nil {
 		if s.conflict {
 			return Action{At: s.keepAt}
+		}
+		if s.former != nil {
+			return s.move(r.Revision)
 		}
 		return Action{Do: Write, Session: s.session, Record: s.record, Revision: r.Revision}
 	}
@@ -198,7 +215,7 @@ func (s *State) written() (Record, bool) {
 }
 
 func (s *State) find() (Record, bool) {
-	i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r *Record, name string) int { return cmp.Compare(r.Node.Name, name) })
+	i, ok := s.snap.find(s.cfg.Node)
 	if !ok || s.snap.Records[i].Session == s.ended && s.ended != "" {
 		return Record{}, false
 	}
@@ -308,10 +325,16 @@ func (s *State) Snapshot(snap Snapshot, now time.Duration) {
 	}
 }
 
-// identify compares the node with the record that has its name. A machine with another address that
-// didn't boot at the same time is another machine.
+// identify compares the node with the records that have its name, and its former name.
 func (s *State) identify() {
 	s.refused = ""
+	s.compare()
+	s.recognize()
+}
+
+// compare compares the node with the record that has its name. A machine with another address that
+// didn't boot at the same time is another machine.
+func (s *State) compare() {
 	r, ok := s.find()
 	if !s.announced || !ok {
 		return
@@ -387,7 +410,7 @@ func (s *State) Kept(sent Instant, answered time.Duration, kept Kept, err error)
 	began := s.session == ""
 	s.session, s.sent, s.ttl = kept.Session, sent, kept.TTL
 	s.until = s.Fence(sent.Boot, answered, kept.TTL)
-	s.keepAt = answered + min(keepEvery, kept.TTL/6)
+	s.keepAt = answered + keepInterval(kept.TTL)
 	for i := range s.own {
 		o := &s.own[i]
 		o.held = !began && slices.Contains(kept.Bound, o.block)
@@ -423,12 +446,7 @@ func (s *State) Wrote(a Action, revision int64, now time.Duration, err error) {
 	case !s.failed(now, err):
 		s.joined = true
 		// The next snapshot has it too, but nothing needs to wait for that.
-		i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r *Record, name string) int { return cmp.Compare(r.Node.Name, name) })
-		s.snap.Records = slices.Clone(s.snap.Records)
-		if !ok {
-			s.snap.Records = slices.Insert(s.snap.Records, i, nil)
-		}
-		s.snap.Records[i] = &Record{Node: a.Record, Session: a.Session, Revision: revision}
+		s.put(Record{Node: a.Record, Session: a.Session, Revision: revision})
 	}
 }
 
@@ -498,6 +516,8 @@ func (s *State) May(b netip.Prefix, now time.Duration) error {
 	switch {
 	case !b.IsValid():
 		return unavailable("%s", s.missing())
+	case i < 0 && s.former != nil:
+		return unavailable("block %v: %s", b, s.missing())
 	case i < 0:
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("block %v isn't one of this node's", b))
 	case s.refused != "":
@@ -522,6 +542,9 @@ func (s *State) missing() string {
 	}
 	if !s.announced {
 		return "this node doesn't know yet by which addresses other nodes reach it"
+	}
+	if f := s.former; f != nil {
+		return fmt.Sprintf("this node was node %s before, and waits up to %v to take its blocks over from that name in %s, in case another machine uses them", f.saved.Node, f.window(), s.cfg.Store)
 	}
 	if notes := s.notes(); len(notes) > 0 {
 		return notes[0]

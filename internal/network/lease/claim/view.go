@@ -9,10 +9,11 @@ import (
 	"github.com/huskd/husk/internal/network/peer"
 )
 
-// View returns what the registry of the node shows, and false as long as the store isn't known.
+// View returns what the registry of the node shows, and false as long as the store isn't known, or
+// the node may have blocks under another name.
 // Peers that haven't changed are taken from last, those of the last view.
 func (s *State) View(last []*peer.Node) (peer.View, bool) {
-	if !s.known {
+	if !s.known || s.former != nil {
 		return peer.View{}, false
 	}
 	var v peer.View

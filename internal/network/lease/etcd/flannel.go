@@ -239,6 +239,45 @@ func (f *Flannel) Write(ctx context.Context, session claim.Session, record peer.
 	})
 }
 
+// Move implements lease.Store.
+func (f *Flannel) Move(ctx context.Context, session claim.Session, record peer.Node, revision int64, from claim.From) (now int64, err error) {
+	m, err := f.prepareMove(session, record, revision, from)
+	if err != nil {
+		return 0, err
+	}
+	return now, f.retry(ctx, func(ctx context.Context, client *clientv3.Client) error {
+		st, err := f.read(ctx, client, m.former, from.Node)
+		if err != nil {
+			return err
+		}
+		leases := st.own()
+		for _, b := range from.Blocks {
+			if !slices.ContainsFunc(leases, func(of []netip.Prefix) bool { return slices.Contains(of, b) }) {
+				return claim.ErrConflict
+			}
+		}
+		st.id = m.id
+		puts, err := f.puts(st, record, leases)
+		if err != nil {
+			return err
+		}
+		same := slices.Concat(f.unchanged(st), m.conditions)
+		resp, err := f.commit(ctx, client, client.Txn(ctx).If(same...).Then(slices.Concat(m.changes, puts)...).Else(clientv3.OpTxn(m.conditions, nil, nil)))
+		if err != nil {
+			return err
+		}
+		if !resp.Succeeded {
+			if resp.Responses[0].GetResponseTxn().GetSucceeded() {
+				return errAgain // only leases were changed
+			}
+			return claim.ErrConflict
+		}
+		now = resp.Header.Revision
+		m.end(ctx, client)
+		return nil
+	})
+}
+
 // Bind implements lease.Store. The node's record was written before.
 func (f *Flannel) Bind(ctx context.Context, c claim.Claim, again bool) error {
 	id, err := leaseID(c.Session)

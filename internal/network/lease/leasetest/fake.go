@@ -118,6 +118,38 @@ func (f *Fake) Write(_ context.Context, session claim.Session, record peer.Node,
 	return f.revision, nil
 }
 
+// Prolonged implements lease.Store.
+func (f *Fake) Prolonged(_ context.Context, session claim.Session) (time.Duration, error) {
+	now := f.lock()
+	defer f.mu.Unlock()
+	ends, ok := f.sessions[session]
+	if !ok {
+		return 0, claim.ErrLost
+	}
+	return f.TTL - (ends - now), nil
+}
+
+// Move implements lease.Store.
+func (f *Fake) Move(_ context.Context, session claim.Session, record peer.Node, revision int64, from claim.From) (int64, error) {
+	f.lock()
+	defer f.mu.Unlock()
+	if _, ok := f.sessions[session]; !ok {
+		return 0, claim.ErrLost
+	}
+	former := f.records[from.Node]
+	foreign := func(b netip.Prefix) bool { return f.claims[b].Session != from.Session }
+	if f.records[record.Name].Revision != revision || former.Revision != from.Revision || former.Session != from.Session || slices.ContainsFunc(from.Blocks, foreign) {
+		return 0, claim.ErrConflict
+	}
+	for _, b := range from.Blocks {
+		f.claims[b] = claim.Claim{Block: b, Node: record.Name, Session: session}
+	}
+	record.Blocks = nil
+	f.records[record.Name] = claim.Record{Node: record, Session: session, Revision: f.revision + 1}
+	f.end(from.Session)
+	return f.revision, nil
+}
+
 // Bind implements lease.Store.
 func (f *Fake) Bind(_ context.Context, c claim.Claim, again bool) error {
 	f.lock()

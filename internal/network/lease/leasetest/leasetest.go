@@ -20,7 +20,7 @@ import (
 func Run(t *testing.T, ttl time.Duration, open func(t *testing.T) lease.Store) {
 	for name, test := range map[string]func(*suite){
 		"Sessions": testSessions, "Blocks": testBlocks, "Overlaps": testOverlaps, "Race": testRace,
-		"Records": testRecords, "Follow": testFollow, "Expiry": testExpiry, "Canceled": testCanceled,
+		"Records": testRecords, "Follow": testFollow, "Move": testMove, "Expiry": testExpiry, "Canceled": testCanceled,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -263,6 +263,67 @@ func testFollow(s *suite) {
 	late.wait("nothing", func(snap claim.Snapshot) bool { return len(snap.Claims) == 0 && len(snap.Records) == 0 })
 }
 
+// testMove: what a node has under one name goes to another in one step, or not at all.
+func testMove(s *suite) {
+	a, b, other := s.begin(), s.begin(), s.begin()
+	write := func(session claim.Session, name string) int64 {
+		revision, err := s.Write(s.ctx, session, record(name, 1500), 0)
+		if err != nil {
+			s.Error(err)
+		}
+		return revision
+	}
+	revision, others := write(a, "a"), write(other, "o")
+	s.bind(a, "a", four, nil)
+	s.bind(other, "o", six, nil)
+	from := claim.From{Node: "a", Session: a, Revision: revision, Blocks: []netip.Prefix{four}}
+	for what, wrong := range map[string]claim.From{
+		"another's record":    {Node: "o", Session: a, Revision: others, Blocks: from.Blocks},
+		"a record that isn't": {Node: "x", Session: a, Blocks: from.Blocks},
+		"a former revision":   {Node: "a", Session: a, Revision: revision - 1, Blocks: from.Blocks},
+		"another's block":     {Node: "a", Session: a, Revision: revision, Blocks: []netip.Prefix{six}},
+	} {
+		if _, err := s.Move(s.ctx, b, record("b", 1500), 0, wrong); !errors.Is(err, claim.ErrConflict) {
+			s.Errorf("move %s: %v, want ErrConflict", what, err)
+		}
+	}
+	if _, err := s.Move(s.ctx, b, record("o", 1500), 0, from); !errors.Is(err, claim.ErrConflict) {
+		s.Errorf("move to another node's name: %v, want ErrConflict", err)
+	}
+	if ago, err := s.Prolonged(s.ctx, a); err != nil || ago < 0 || ago > s.ttl {
+		s.Errorf("prolonged %v ago, %v", ago, err)
+	}
+	f := s.follow()
+	now, err := s.Move(s.ctx, b, record("b", 1500), 0, from)
+	if err != nil || now == revision {
+		s.Errorf("moved at revision %d: %d, %v", revision, now, err)
+	}
+	moved := false
+	f.wait("the new name", func(snap claim.Snapshot) bool {
+		var names []string
+		for _, r := range snap.Records {
+			names = append(names, r.Node.Name)
+		}
+		before := slices.Equal(names, []string{"a", "o"}) && snap.Claims[0].Session == a
+		moved = slices.Equal(names, []string{"b", "o"}) && snap.Claims[0].Block == four && snap.Claims[0].Session == b
+		if !before && !moved {
+			s.Errorf("between the names, there are records of %v, and claims %v", names, snap.Claims)
+		}
+		return moved
+	})
+	s.bound(b, four)
+	s.bound(other, six)
+	if _, err := s.Keep(s.ctx, a, nil); !errors.Is(err, claim.ErrLost) {
+		s.Errorf("keep the former session: %v, want ErrLost", err)
+	}
+	if _, err := s.Prolonged(s.ctx, a); !errors.Is(err, claim.ErrLost) {
+		s.Errorf("the former session: %v, want ErrLost", err)
+	}
+	if _, err := s.Move(s.ctx, b, record("b", 1500), now, from); !errors.Is(err, claim.ErrConflict) {
+		s.Errorf("move again: %v, want ErrConflict", err)
+	}
+}
+
 // testExpiry: a session that isn't prolonged ends with all that is bound to it, but not early.
 func testExpiry(s *suite) {
 	f := s.follow()
@@ -316,7 +377,9 @@ func testCanceled(s *suite) {
 	_ = s.Bind(ctx, claim.Claim{Block: four, Node: "a", Session: session}, false)
 	_ = s.Free(ctx, session, four)
 	_ = s.End(ctx, session)
+	_, _ = s.Prolonged(ctx, session)
+	_, _ = s.Move(ctx, session, record("n", 1500), 0, claim.From{Node: "a", Session: session})
 	if took := time.Since(began); took > 10*time.Second {
-		s.Errorf("five calls with a canceled context took %v", took)
+		s.Errorf("seven calls with a canceled context took %v", took)
 	}
 }
