@@ -333,8 +333,7 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	if d.services, err = serviceproxy.Open(servicesConfig(d, subnets)); err != nil {
 		return err
 	}
-	d.nodes.Connect(d.network)
-	return nil
+	return d.nodes.Connect(d.network)
 }
 
 // portTaken returns a function that says why a pod can't have a port of the node.

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,20 +49,40 @@ type Store struct {
 	// Leave gives this node's blocks back and removes its record. The Registry's Run has returned,
 	// and no pod has an address of the blocks. It is nil if others than the node decide on both.
 	Leave func(context.Context) error
+	// Renamed returns an error if pods have addresses that are the node's under another name only,
+	// and the store can't give them to the present one. It is nil if the store can.
+	Renamed func(used []peer.Usage) error
 }
 
 // Open opens the store. It sends no request yet.
 func Open(cfg Config) (*Store, error) {
 	switch cfg.Store {
 	case config.StoreFile:
-		return &Store{Registry: file.New(cfg.NodesFile, cfg.Node, cfg.Log)}, nil
+		registry := file.New(cfg.NodesFile, cfg.Node, cfg.Log)
+		return &Store{Registry: registry, Renamed: func(used []peer.Usage) error { return renamedFile(cfg, registry, used) }}, nil
 	case config.StoreKubernetes:
 		registry := kubernetes.New(kubernetes.Config{Connect: cfg.Connect, Node: cfg.Node, Journal: cfg.Journal})
-		return &Store{Registry: registry, Leave: registry.Leave}, nil
+		return &Store{Registry: registry, Leave: registry.Leave, Renamed: registry.Renamed}, nil
 	case config.StoreEtcd, config.StoreFlannel:
 		return openEtcd(cfg)
 	}
 	return nil, fmt.Errorf("there is no store of the name %q", cfg.Store)
+}
+
+// fileNodeKey is the key in the journal of the name under which the node was last in a nodes file.
+const fileNodeKey = "network/file-node"
+
+func renamedFile(cfg Config, registry *file.Registry, used []peer.Usage) error {
+	former, known := cfg.Journal.Get(fileNodeKey)
+	if known && string(former) == cfg.Node {
+		return nil
+	}
+	if known && slices.ContainsFunc(used, func(u peer.Usage) bool { return u.Used > 0 }) {
+		if err := registry.Renamed(string(former)); err != nil {
+			return err
+		}
+	}
+	return cfg.Journal.Put(fileNodeKey, []byte(cfg.Node))
 }
 
 // Close closes the connection to the store. The Registry's Run has returned.

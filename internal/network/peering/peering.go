@@ -174,15 +174,22 @@ func (n *Peering) May(block netip.Prefix) error {
 	return n.store.May(block)
 }
 
-// Connect makes the controller of the node's open network.
-func (n *Peering) Connect(pods *network.Network) {
+// Connect makes the controller of the node's open network. It fails if the node had another name
+// when it gave its pods their addresses, and the store can't give them to the present one.
+func (n *Peering) Connect(pods *network.Network) error {
 	if n == nil {
-		return
+		return nil
+	}
+	if n.store.Renamed != nil {
+		if err := n.store.Renamed(pods.Blocks()); err != nil {
+			return fmt.Errorf("network-store %s: %w", n.cfg.Store, err)
+		}
 	}
 	n.controller = nodes.New(nodes.Config{
 		Instance: n.cfg.Instance, Name: n.cfg.Node, Boot: n.cfg.Boot, Machine: host.MachineHash(), Cluster: n.cfg.Subnets, Backend: n.Backend(), Ways: n.ways,
 		Store: n.cfg.Store, Registry: n.store, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Event: n.cfg.Event, Log: n.cfg.Log,
 	})
+	return nil
 }
 
 // Run follows the other nodes until ctx ends.

@@ -83,6 +83,23 @@ func (r *Registry) Run(ctx context.Context, update func(peer.View)) error {
 	return nil
 }
 
+// Renamed returns an error if the file has a node's former name and not its present one. A file
+// with a mistake has neither.
+func (r *Registry) Renamed(former string) error {
+	data, err := readFile(r.path)
+	if err != nil {
+		return nil //nolint:nilerr // Run says so, and goes on when it is there
+	}
+	nodes, err := parse(data)
+	has := func(name string) bool {
+		return slices.ContainsFunc(nodes, func(n *peer.Node) bool { return n.Name == name })
+	}
+	if err != nil || has(r.node) || !has(former) {
+		return nil //nolint:nilerr // likewise
+	}
+	return fmt.Errorf("node %s was node %s before, and has pods with addresses of that node's blocks in %s: rename it there, on all nodes, or set node-name to %s", r.node, former, r.path, former)
+}
+
 // takeRecord takes the record that was last announced, and has the view made again.
 func (r *Registry) takeRecord() {
 	r.mu.Lock()

@@ -47,8 +47,25 @@ type Journal interface {
 	Put(key string, value []byte) error
 }
 
-// journalKey is the key of the blocks in the journal.
+// journalKey is the key of the blocks in the journal, as saved, or as a list of subnets by a former
+// version.
 const journalKey = "node-pod-cidrs"
+
+// saved is what the journal has.
+type saved struct {
+	Node   string         `json:"node"`
+	Blocks []netip.Prefix `json:"blocks"`
+}
+
+func load(j Journal, node string) (s saved) {
+	data, ok := j.Get(journalKey)
+	if !ok || json.Unmarshal(data, &s.Blocks) == nil {
+		s.Node = node
+		return s
+	}
+	_ = json.Unmarshal(data, &s) // if that fails, the API server tells
+	return s
+}
 
 // Config configures a Registry.
 type Config struct {
@@ -67,6 +84,7 @@ type Registry struct {
 	Config
 	changed chan struct{} // something on the server
 	due     chan struct{} // something that may have to be written
+	former  saved         // as the last huskd left it
 
 	mu     sync.Mutex
 	client *cluster.Client        // nil before Connect has returned, and set only once
@@ -84,10 +102,22 @@ var _ peer.Registry = (*Registry)(nil)
 // New returns the registry of a node. It sends no request yet.
 func New(cfg Config) *Registry {
 	r := &Registry{Config: cfg, changed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
-	if data, ok := cfg.Journal.Get(journalKey); ok && json.Unmarshal(data, &r.blocks) == nil {
-		r.known = len(r.blocks) > 0
+	if r.former = load(cfg.Journal, cfg.Node); r.former.Node == cfg.Node {
+		r.blocks, r.known = r.former.Blocks, len(r.former.Blocks) > 0
 	}
 	return r
+}
+
+// Renamed returns an error if pods have addresses of the podCIDRs of another Node, as which this
+// node ran before: Kubernetes can't give these to this one.
+func (r *Registry) Renamed(used []peer.Usage) error {
+	f := r.former
+	of := func(u peer.Usage) bool { return u.Used > 0 && slices.ContainsFunc(f.Blocks, u.Block.Overlaps) }
+	if f.Node == r.Node || !slices.ContainsFunc(used, of) {
+		return nil
+	}
+	return fmt.Errorf("node %s was node %s before, and has pods with addresses of that Node's podCIDRs %v, which Kubernetes can't give to another Node: set node-name to %s; or remove these pods while the name is that, and delete Node %s afterwards",
+		r.Node, f.Node, f.Blocks, f.Node, f.Node)
 }
 
 func wake(c chan struct{}) {
@@ -148,7 +178,7 @@ func (r *Registry) take(own *entry, exists bool) {
 	if unchanged {
 		return
 	}
-	data, err := json.Marshal(blocks)
+	data, err := json.Marshal(saved{r.Node, blocks})
 	if err == nil {
 		err = r.Journal.Put(journalKey, data)
 	}

@@ -540,3 +540,25 @@ func BenchmarkNodes(b *testing.B) {
 		client.Close()
 	}
 }
+
+// TestRenamed: the podCIDRs of a Node aren't used under another name, and pods that have addresses
+// of them are told of. The journal of a former version has no name.
+func TestRenamed(t *testing.T) {
+	block := netip.MustParsePrefix("10.201.1.0/24")
+	in := []peer.Usage{{Block: netip.MustParsePrefix("10.201.1.7/32"), Size: 1, Used: 1}}
+	for text, former := range map[string]string{`["10.201.1.0/24"]`: "", `{"node":"a","blocks":["10.201.1.0/24"]}`: "a"} {
+		for _, name := range []string{"a", "b"} {
+			r := kubernetes.New(kubernetes.Config{Node: name, Journal: &journal{records: map[string][]byte{"node-pod-cidrs": []byte(text)}}})
+			renamed := former != "" && former != name
+			if err := r.May(block); renamed != (err != nil) {
+				t.Errorf("journal %s: node %s may use the block: %v", text, name, err)
+			}
+			for _, used := range [][]peer.Usage{in, {{Block: block, Size: 254}}, {{Block: netip.MustParsePrefix("10.201.2.7/32"), Size: 1, Used: 1}}} {
+				err := r.Renamed(used)
+				if want := renamed && &used[0] == &in[0]; want != (err != nil) || want && !strings.Contains(err.Error(), "node b was node a before") {
+					t.Errorf("journal %s, node %s, used %v: %v", text, name, used, err)
+				}
+			}
+		}
+	}
+}
