@@ -32,6 +32,11 @@ const (
 func newWholeCluster(t *testing.T, logs string, count int) *cluster {
 	t.Helper()
 	all := newMachines(t, logs, count)
+	for _, m := range all {
+		if err := os.Chmod(m.Dir, 0o711); err != nil { // the root users of user namespaces pass through it
+			t.Fatal(err)
+		}
+	}
 	c := &cluster{machine: all[0], others: all[1:]}
 	c.config = &rest.Config{
 		Host: "https://" + c.forward("127.0.0.1:6443"), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 100, Burst: 100,

@@ -18,9 +18,10 @@ const (
 	steady = "!Disruptive && !Flaky && !Alpha && !DRA"
 	// plain specs need no feature that a cluster may lack.
 	plain = steady + " && Feature: isEmpty"
-	// nodeFeatures are the features of sig-node's specs that a node has without equipment or
-	// configuration of its own, such as graphics processors or the credential provider of a cloud.
-	nodeFeatures = steady + " && Feature: isSubsetOf {EnvFiles, HostAccess, InPlacePodVerticalScaling, NodeLogQuery, PodGarbageCollector, PodLevelResources, " +
+	// nodeFeatures are the features of sig-node's specs that need neither equipment, such as graphics
+	// processors, nor configuration beyond the defaults: NodeLogQuery is off by default in a kubelet,
+	// PodGarbageCollector needs another threshold of kube-controller-manager.
+	nodeFeatures = steady + " && Feature: isSubsetOf {EnvFiles, HostAccess, InPlacePodVerticalScaling, PodLevelResources, " +
 		"PodLogsQuerySplitStreams, RuntimeHandler, SupplementalGroupsPolicy, UserNamespacesSupport}"
 )
 
@@ -78,9 +79,9 @@ func TestGroups(t *testing.T) {
 		"sig-node Feature:UserNamespacesSupport":            "node-features",
 		"sig-node Feature:UserNamespacesSupport Feature:OffByDefault": "",
 		"sig-node Beta Feature:EnvFiles FeatureGate:EnvFiles":         "node-features",
-		"sig-node Beta DRA":                         "",
-		"sig-node Feature:GPUDevicePlugin":          "",
-		"sig-node Slow Feature:PodGarbageCollector": "node-features",
+		"sig-node Beta DRA":                "",
+		"sig-node Feature:GPUDevicePlugin": "",
+		"sig-node Feature:NodeLogQuery":    "",
 	} {
 		var got []string
 		for _, g := range groups {

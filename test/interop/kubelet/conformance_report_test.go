@@ -65,9 +65,11 @@ func (r result) String() string {
 	return fmt.Sprintf("%s: %d of %d passed in %v", r.group, len(r.passed), len(r.passed)+len(r.failed), r.took.Round(time.Second))
 }
 
+// firstLine returns the first line of what became of a spec, without the end of a long one: some
+// messages are whole pods.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(cmp.Or(text, "didn't run"), "\n")
-	return line
+	return line[:min(len(line), 200)]
 }
 
 // readReport reads a report of Ginkgo's. Excepted reports whether a spec that wasn't selected would
