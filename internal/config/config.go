@@ -85,7 +85,7 @@ func New() Config {
 			NRISocket: "/var/run/nri/nri.sock",
 			NRIDir:    "/opt/nri/plugins",
 		},
-		Containers: Containers{CgroupDriver: cgroupfs, DefaultCapabilities: spec.DefaultCapabilities(), PidsLimit: 4096, PodPidsLimit: 4096},
+		Containers: Containers{CgroupDriver: cgroupfs, DefaultCapabilities: spec.DefaultCapabilities(), SeccompDefault: true, PidsLimit: 4096, PodPidsLimit: 4096},
 		LogLevel:   "info",
 		LogFormat:  "text",
 		Tracing:    Tracing{Sampling: 1},

@@ -7,6 +7,7 @@ type Containers struct {
 	CgroupDriver string `key:"cgroup-driver" help:"what creates the cgroups of containers: cgroupfs (the OCI runtime) or systemd (for pods whose cgroup_parent is a slice). The kubelet queries this"`
 	// DefaultCapabilities have the runtime spec's names after the check.
 	DefaultCapabilities []string `key:"default-capabilities" help:"capabilities of containers, to which pods add and from which they drop. Containers of containerd and docker have NET_RAW, MKNOD and AUDIT_WRITE too"`
+	SeccompDefault      bool     `key:"seccomp-default" help:"confine containers whose pod names no seccomp profile by the default profile, RuntimeDefault; with false they run unconfined, as below a kubelet without seccompDefault. Containers of CRI name their profile themselves"`
 	// 4096 is OpenShift's podPidsLimit.
 	PidsLimit          int    `key:"pids-limit" help:"maximum number of processes and threads in a container, also of a kubelet's pod; 0 for no limit"`
 	PodPidsLimit       int    `key:"pod-pids-limit" help:"maximum number of processes and threads in a pod, but not of a kubelet's, which has podPidsLimit; 0 for no limit. All pods together leave the node what kube-reserved and system-reserved name as pid, or a tenth"`

@@ -46,6 +46,7 @@ func kubeletConfiguration(cfg config.Config) map[string]any {
 		"evictionSoft":                cfg.EvictionSoft,
 		"evictionSoftGracePeriod":     cfg.EvictionGrace,
 		"evictionMinimumReclaim":      cfg.MinReclaim,
+		"seccompDefault":              cfg.SeccompDefault,
 		"podPidsLimit":                podPids,
 		"imageGCHighThresholdPercent": cfg.ImageHigh,
 		"imageGCLowThresholdPercent":  cfg.ImageLow,

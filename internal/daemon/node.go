@@ -19,7 +19,7 @@ func nodeFacts(d *daemon) func() criconfig.Node {
 	fixed := criconfig.Node{
 		Name: nodeName(cfg), ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Swap: r.swap, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly, Throttles: f.Throttles,
-		InCluster: cfg.Kubeconfig != "", Logs: cfg.PodLogs, Seccomp: "/var/lib/kubelet/seccomp",
+		InCluster: cfg.Kubeconfig != "", Logs: cfg.PodLogs, Seccomp: "/var/lib/kubelet/seccomp", SeccompUnconfined: !cfg.SeccompDefault,
 	}
 	return func() criconfig.Node {
 		n := fixed

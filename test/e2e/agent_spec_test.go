@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/huskd/husk/test/node"
 )
 
 // TestFQDN checks that a subdomain gives the pod a fully qualified domain name, which can be its
@@ -192,5 +194,21 @@ func TestRestartRules(t *testing.T) {
 		t.Errorf("after a restart of huskd: %+v", p)
 	}
 	w.remove("rules")
+	w.end()
+}
+
+// TestSeccompDefault checks that seccomp-default decides about containers whose pod names no
+// seccomp profile, and about no others. What it is by default is in TestContainers.
+func TestSeccompDefault(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t, node.Flags("--seccomp-default=false"))
+	w.run(podOf("plain", only("command: [sleep, '1000']")), "--wait")
+	w.run(podOf("named", "securityContext: {seccompProfile: {type: RuntimeDefault}}, "+only("command: [sleep, '1000']")), "--wait")
+	for pod, want := range map[string]string{"plain": "Seccomp:\t0", "named": "Seccomp:\t2"} {
+		if got := w.sh(pod, "grep Seccomp: /proc/self/status"); got != want {
+			t.Errorf("pod %s has %q, want %q", pod, got, want)
+		}
+	}
+	w.remove("plain", "named")
 	w.end()
 }

@@ -52,6 +52,9 @@ type Node struct {
 	InCluster bool
 	// Logs is the directory of all pods' logs, Seccomp that of local seccomp profiles.
 	Logs, Seccomp string
+	// SeccompUnconfined gives containers that name no seccomp profile none, instead of the default
+	// one.
+	SeccompUnconfined bool
 }
 
 // Labels and annotations by which CRI clients identify pods and containers.

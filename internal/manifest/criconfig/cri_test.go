@@ -311,6 +311,22 @@ func TestSecurity(t *testing.T) {
 	}
 }
 
+func TestSeccompDefault(t *testing.T) {
+	t.Parallel()
+	unnamed := pod(t, plain)
+	for without, want := range map[bool]runtimeapi.SecurityProfile_ProfileType{false: runtimeapi.SecurityProfile_RuntimeDefault, true: runtimeapi.SecurityProfile_Unconfined} {
+		n := node()
+		n.SeccompUnconfined = without
+		out, err := ContainerConfig(unnamed, &unnamed.Spec.Containers[0], Run{}, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := out.Linux.SecurityContext.Seccomp.ProfileType; got != want {
+			t.Errorf("a container that names no seccomp profile gets %s, want %s", got, want)
+		}
+	}
+}
+
 func TestUser(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -140,6 +140,9 @@ func checkNonRoot(c *corev1.Container, asked *runtimeapi.Int64Value, imageUser s
 }
 
 func seccompProfile(p *corev1.SeccompProfile, n Node) *runtimeapi.SecurityProfile {
+	if p == nil && n.SeccompUnconfined {
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
+	}
 	if p == nil {
 		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 	}

@@ -64,7 +64,7 @@ var podFields = []Field{
 	{"spec.securityContext.fsGroup", Honoured, "group that owns the files of volumes other than hostPath; also a supplementary group of the containers' processes"},
 	{"spec.securityContext.supplementalGroupsPolicy", Honoured, "Merge (default) adds the user's groups in the image's /etc/group, Strict does not"},
 	{"spec.securityContext.sysctls", Honoured, "kernel parameters of the pod's own namespaces"},
-	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (default), Unconfined or Localhost"},
+	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (default, unless seccomp-default is false), Unconfined or Localhost"},
 	{"spec.securityContext.appArmorProfile", Honoured, "RuntimeDefault, Unconfined, or Localhost with a loaded profile"},
 	{"spec.securityContext.seLinuxOptions", Honoured, "parts of the containers' SELinux label"},
 	{"spec.imagePullSecrets", Honoured, "registry credentials: Secrets with a .dockerconfigjson or .dockercfg. All that match an image are tried, those for the longest host and path first"},
