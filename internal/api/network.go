@@ -3,6 +3,8 @@ package api
 import (
 	"context"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -34,7 +36,7 @@ func (s *Server) NetworkStatus(context.Context, *huskv1.NetworkStatusRequest) (*
 		self.Why = "its WireGuard key is being changed"
 	}
 	for _, p := range st.Peers {
-		out.Nodes = append(out.Nodes, otherNode(p))
+		out.Nodes = append(out.Nodes, otherNode(p, time.Now(), st.Silence()))
 	}
 	return out, nil
 }
@@ -47,12 +49,16 @@ func (s *Server) RotateKey(ctx context.Context, req *huskv1.RotateKeyRequest) (*
 	return &huskv1.RotateKeyResponse{}, s.Nodes.RotateKey(ctx, req.Now)
 }
 
-func otherNode(p nodes.Peer) *huskv1.Node {
+func otherNode(p nodes.Peer, now time.Time, silence time.Duration) *huskv1.Node {
 	out := &huskv1.Node{
 		Name: p.Name, Addresses: texts(p.Addresses), Blocks: texts(p.Blocks), Way: string(p.Way), Why: p.Why, Mtu: int32(p.MTU), SinceNs: p.Since.UnixNano(), Routes: texts(p.Routes),
 	}
 	if p.Health.Answered {
 		out.RttNs, out.Loss, out.AnsweredNs = p.Health.RTT.Nanoseconds(), p.Health.Loss, p.Health.Last.UnixNano()
+	}
+	if p.Silent(now, silence) {
+		out.RttNs = 0 // that of an answer long ago
+		out.Why = strings.TrimSuffix(fmt.Sprintf("no answer for %v; %s", now.Sub(p.Health.Last).Round(time.Second), p.Why), "; ")
 	}
 	return out
 }

@@ -33,7 +33,7 @@ func (d *diagnosis) nodes(st nodes.Status, now time.Time) {
 		switch {
 		case p.Way == "":
 			d.add(name, fail, fmt.Sprintf("pods of node %s can't be reached: %s", p.Name, p.Why), "use another network-backend on both nodes")
-		case p.Health.Answered && now.Sub(p.Health.Last) > silence:
+		case p.Silent(now, silence):
 			d.add(name, warn, fmt.Sprintf("node %s has not answered for %v", p.Name, now.Sub(p.Health.Last).Round(time.Second)), "see whether it runs, and whether a firewall drops "+passes(p.Way))
 		case !p.Health.Answered && now.Sub(p.Since) > silence:
 			d.add(name, note, fmt.Sprintf("node %s has never answered", p.Name), "see whether it runs huskd, and whether a firewall drops "+passes(p.Way))

@@ -25,7 +25,7 @@ type nodeStatus struct {
 	MTU       int       `json:"mtu,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
 	Routes    []string  `json:"routes,omitempty"`
-	// Of the heartbeat; zero if the node has never answered.
+	// Of the heartbeat; zero if the node has never answered, and the RTT if it has stopped to.
 	RTT      time.Duration `json:"rttNanoseconds,omitempty"`
 	Loss     float64       `json:"loss,omitempty"`
 	Answered time.Time     `json:"answered,omitzero"`
@@ -93,7 +93,8 @@ func (t *tool) nodes() *cobra.Command {
 
 The column WAY shows direct for packets that go to the node without any
 encapsulation, and none if packets can't reach the node. RTT and LOSS are those
-of the probes that nodes exchange all the time; - if the node never answered.`,
+of the probes that nodes exchange all the time; - if the node never answered.
+If it has stopped to, NOTE says since when, and there is no RTT.`,
 		Example: `husk net nodes
 husk net nodes -o json`,
 	}, func(answer *huskv1.NetworkStatusResponse) (any, func() *render.Table) {
@@ -117,7 +118,10 @@ func (n nodeStatus) row(table *render.Table) {
 		way = "none"
 	}
 	if !n.Answered.IsZero() {
-		rtt, loss = n.RTT.Round(10*time.Microsecond).String(), fmt.Sprintf("%.0f%%", 100*n.Loss)
+		loss = fmt.Sprintf("%.0f%%", 100*n.Loss)
+	}
+	if n.RTT > 0 {
+		rtt = n.RTT.Round(10 * time.Microsecond).String()
 	}
 	if !n.Since.IsZero() {
 		since = render.Age(time.Since(n.Since))

@@ -59,7 +59,7 @@ func (p paths) compare(st Status, now time.Time) (events []Event) {
 		peer := &peers[i]
 		present[peer.Name] = true
 		was, known := p[peer.Name]
-		is := pathState{peer.Way, peer.Way == "" || peer.Health.Answered && now.Sub(peer.Health.Last) > silence}
+		is := pathState{peer.Way, peer.Way == "" || peer.Silent(now, silence)}
 		if is == was && known {
 			continue
 		}

@@ -40,6 +40,11 @@ type Peer struct {
 	Health    heartbeat.Health
 }
 
+// Silent reports whether the peer has stopped answering, if that is to be reported after some time.
+func (p *Peer) Silent(now time.Time, silence time.Duration) bool {
+	return p.Way != "" && p.Health.Answered && now.Sub(p.Health.Last) > silence
+}
+
 // Store returns the kind of registry in which the nodes find each other.
 func (c *Controller) Store() string { return c.cfg.Store }
 
