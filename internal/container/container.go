@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -324,7 +323,10 @@ func (s *Service) Ended(id string) (<-chan struct{}, error) {
 // List returns the containers of a sandbox, or all if that is empty, newest first. It never waits
 // for one that is being changed.
 func (s *Service) List(sandbox string) []Status {
-	return slices.DeleteFunc(s.entries.List(), func(st Status) bool { return sandbox != "" && st.Sandbox != sandbox })
+	if sandbox == "" {
+		return s.entries.List()
+	}
+	return s.entries.ListGroup(sandbox)
 }
 
 // Close waits until the calls in flight have come to a safe point. Containers run on.

@@ -73,6 +73,7 @@ type entry struct {
 func (s *Service) newEntry(id string, config *runtimeapi.ContainerConfig, rec *record) *entry {
 	e := &entry{s: s}
 	e.base = s.entries.NewEntry(id, key(rec.Sandbox, config), config, rec, e)
+	e.Group = rec.Sandbox
 	return e
 }
 

@@ -85,6 +85,8 @@ type Entries[S lifecycle.State, R Recorded[S], C proto.Message, V any] struct {
 	mu   sync.RWMutex
 	byID map[string]*Entry[S, R, C, V]
 	live map[string]*Entry[S, R, C, V] // by key, those that have not ended
+	// groups has the entries of byID by their group, without those that have none.
+	groups map[string][]*Entry[S, R, C, V]
 
 	background chansync.WaitGroup
 	closing    context.Context
@@ -98,6 +100,7 @@ func New[S lifecycle.State, R Recorded[S], C proto.Message, V any](cfg Config[V]
 		records: journal.NewConfigTable[R, C](cfg.Journal, cfg.Kind),
 		byID:    map[string]*Entry[S, R, C, V]{},
 		live:    map[string]*Entry[S, R, C, V]{},
+		groups:  map[string][]*Entry[S, R, C, V]{},
 	}
 	s.closing, s.close = context.WithCancel(context.Background())
 	return s
@@ -121,7 +124,7 @@ func (s *Entries[S, R, C, V]) Load(restore func(id string, config C, rec R) *Ent
 		e := restore(id, config, rec)
 		close(e.created)
 		e.publish()
-		s.byID[id] = e
+		s.add(e)
 		if _, _, removable := table.Next(state, table.Remove); removable {
 			e.closeEnded()
 		} else {
@@ -141,8 +144,17 @@ func (s *Entries[S, R, C, V]) Join(key string, fresh func(id string) *Entry[S, R
 	}
 	e := fresh(s.newID())
 	e.publish()
-	s.byID[e.ID], s.live[key] = e, e
+	s.add(e)
+	s.live[key] = e
 	return e, true
+}
+
+// add makes an entry known by its ID and its group. The caller holds s.mu, except during Load.
+func (s *Entries[S, R, C, V]) add(e *Entry[S, R, C, V]) {
+	s.byID[e.ID] = e
+	if e.Group != "" {
+		s.groups[e.Group] = append(s.groups[e.Group], e)
+	}
 }
 
 // newID returns an ID whose derived names no entry has. The caller holds s.mu.
@@ -188,8 +200,19 @@ func (s *Entries[S, R, C, V]) All() []*Entry[S, R, C, V] {
 
 // List returns the views of all entries, newest first. It never waits for an entry that is being
 // changed.
-func (s *Entries[S, R, C, V]) List() []V {
-	all := s.All()
+func (s *Entries[S, R, C, V]) List() []V { return views(s.All()) }
+
+// ListGroup returns the views of the entries of a group, newest first, as List does. It takes no
+// longer, and allocates no more, if there are entries of other groups.
+func (s *Entries[S, R, C, V]) ListGroup(group string) []V {
+	s.mu.RLock()
+	members := slices.Clone(s.groups[group])
+	s.mu.RUnlock()
+	return views(members)
+}
+
+// views returns the views of entries, newest first. It sorts all.
+func views[S lifecycle.State, R Recorded[S], C proto.Message, V any](all []*Entry[S, R, C, V]) []V {
 	slices.SortFunc(all, func(a, b *Entry[S, R, C, V]) int {
 		return b.Rec.Common().Created.Compare(a.Rec.Common().Created)
 	})
@@ -219,6 +242,15 @@ func (s *Entries[S, R, C, V]) forget(e *Entry[S, R, C, V]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, e.ID)
+	if e.Group == "" {
+		return
+	}
+	left := slices.DeleteFunc(s.groups[e.Group], func(other *Entry[S, R, C, V]) bool { return other == e })
+	if len(left) == 0 {
+		delete(s.groups, e.Group)
+	} else {
+		s.groups[e.Group] = left
+	}
 }
 
 // freeKey lets a new entry have the key of e, which has ended.

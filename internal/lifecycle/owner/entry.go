@@ -33,6 +33,9 @@ const (
 type Entry[S lifecycle.State, R Recorded[S], C proto.Message, V any] struct {
 	ID     string
 	Config C
+	// Group is what ListGroup finds the entry by, such as the sandbox of a container; empty for none.
+	// Invariant: it doesn't change once Load or Join has added the entry.
+	Group string
 
 	Mu chansync.Mutex
 	// Rec points to the entry's record. Invariant: the record changes only while Mu is held.
