@@ -155,8 +155,11 @@ func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper 
 			}
 			return p.Manifest
 		},
-		Rejected: func(pod *corev1.Pod, why admission.Refusal) { m.reporter.Load().Reject(pod, why) },
-		Refused:  func(pod *corev1.Pod, why map[string]admission.Refusal) { m.reporter.Load().Refuse(pod, why) },
+		Verdicts: apiserver.Verdicts{
+			Rejected: func(pod *corev1.Pod, why admission.Refusal) { m.reporter.Load().Reject(pod, why) },
+			Refused:  func(pod *corev1.Pod, why map[string]admission.Refusal) { m.reporter.Load().Refuse(pod, why) },
+			Gone:     func(uid types.UID) { m.reporter.Load().Forget(uid) },
+		},
 		Preempt: func(uid types.UID) error {
 			return m.d.agent.Evict(string(uid), podplan.ReasonPreempting, admission.PreemptedMessage)
 		},

@@ -6,17 +6,18 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// statusPatch returns the strategic merge patch that changes the status of a pod on the server, as
-// long as its UID is the same. It keeps what others write at the same time: for lists that the
-// server merges by key, it says what to add and what to delete.
-func statusPatch(pod *corev1.Pod, status corev1.PodStatus) ([]byte, error) {
-	before, err := fieldsOf(pod.Status)
+// statusPatch returns the strategic merge patch that changes the status of the pod with that UID on
+// the server. It keeps what others write at the same time: for lists that the server merges by key,
+// it says what to add and what to delete. It is nil if nothing changes.
+func statusPatch(uid types.UID, from, to corev1.PodStatus) ([]byte, error) {
+	before, err := fieldsOf(from)
 	if err != nil {
 		return nil, err
 	}
-	after, err := fieldsOf(status)
+	after, err := fieldsOf(to)
 	if err != nil {
 		return nil, err
 	}
@@ -37,11 +38,19 @@ func statusPatch(pod *corev1.Pod, status corev1.PodStatus) ([]byte, error) {
 		}
 	}
 	if _, ok := patch["conditions"]; ok {
-		if patch["conditions"], err = conditionsPatch(pod.Status.Conditions, status.Conditions); err != nil {
+		changed, err := conditionsPatch(from.Conditions, to.Conditions)
+		if err != nil {
 			return nil, err
 		}
+		patch["conditions"] = changed
+		if len(changed) == 0 { // only their order differs
+			delete(patch, "conditions")
+		}
 	}
-	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": patch})
+	if len(patch) == 0 {
+		return nil, nil
+	}
+	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": patch})
 }
 
 // conditionsPatch returns the changed conditions, each complete, and those to delete.

@@ -1,6 +1,7 @@
 package podstatus
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,15 +20,19 @@ func TestStatusPatch(t *testing.T) {
 		},
 		ContainerStatuses: []corev1.ContainerStatus{{Name: "c"}},
 	}
-	if patch, err := statusPatch(pod, pod.Status); err != nil || string(patch) != `{"metadata":{"uid":"u"},"status":{}}` {
-		t.Errorf("without a change: got %s, %v", patch, err)
+	reordered := *pod.Status.DeepCopy()
+	slices.Reverse(reordered.Conditions)
+	for _, same := range []corev1.PodStatus{pod.Status, reordered} {
+		if patch, err := statusPatch(pod.UID, pod.Status, same); err != nil || patch != nil {
+			t.Errorf("without a change: got %s, %v", patch, err)
+		}
 	}
 	after := *pod.Status.DeepCopy()
 	after.Message, after.PodIP, after.PodIPs = "", "10.0.0.2", []corev1.PodIP{{IP: "10.0.0.2"}}
 	after.Conditions = []corev1.PodCondition{{Type: "Ready", Status: "True", LastTransitionTime: then}, pod.Status.Conditions[1]}
 	want := `{"metadata":{"uid":"u"},"status":{"conditions":[{"lastProbeTime":null,"lastTransitionTime":"1970-01-01T00:00:00Z","message":null,"observedGeneration":null,"reason":null,"status":"True","type":"Ready"},` +
 		`{"$patch":"delete","type":"dropped"}],"message":null,"podIP":"10.0.0.2","podIPs":[{"$patch":"replace"},{"ip":"10.0.0.2"}]}}`
-	if patch, err := statusPatch(pod, after); err != nil || string(patch) != want {
+	if patch, err := statusPatch(pod.UID, pod.Status, after); err != nil || string(patch) != want {
 		t.Errorf("got %v\n%s, want\n%s", err, patch, want)
 	}
 }

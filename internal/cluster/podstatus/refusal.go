@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/event"
@@ -32,6 +33,13 @@ func (r *Reporter) Reject(pod *corev1.Pod, why admission.Refusal) {
 // that doesn't run yet is pending. One that runs goes on as it was.
 func (r *Reporter) Refuse(pod *corev1.Pod, why map[string]admission.Refusal) {
 	r.setRefusal(pod, &refusal{false, why})
+}
+
+// Forget drops what is refused of a pod that is no longer on the server.
+func (r *Reporter) Forget(uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.refused, uid)
 }
 
 // setRefusal replaces the refusal of a pod and adds an event for each new reason.

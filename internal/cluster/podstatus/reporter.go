@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,18 +50,21 @@ type Reporter struct {
 	Config
 	wake chan struct{}
 	mark uint64 // position in Events before which events were reported
+	// The usual values of resync and retry are resyncTime and retryTime.
+	resync, retry time.Duration
 
 	mu      sync.Mutex
-	refused map[types.UID]*refusal
+	refused map[types.UID]*refusal // until Forget
 
-	// reported is the last reported state of each pod.
+	// reported is the last report of each pod, until the pod is gone.
 	// Invariant: only Run uses reported and mirrors.
 	reported map[types.UID]report
 	// mirrors are the times at which mirror pods were created that are not in Pods yet, by name.
 	mirrors map[string]time.Time
 }
 
-// report is a reported status, and the versions of the pod from which it was made.
+// report is a reported status, and the versions of the pod from which it was made. Without a pod,
+// the status must be made again and compared with the server's.
 type report struct {
 	pod     *corev1.Pod
 	newer   <-chan struct{}
@@ -74,15 +78,22 @@ const (
 	batchTime = 50 * time.Millisecond
 	// retryTime is the time until a failed report is retried.
 	retryTime = 2 * time.Second
-	// resyncTime is the time after which all pods are compared again.
-	resyncTime = time.Minute
+	// resyncTime is how often the status of every pod is compared with the server's, as often as
+	// the kubelet does it, however much else there is to report.
+	resyncTime = 10 * time.Second
+	// mirrorTime is how long a mirror pod that was created may be missing in the list.
+	mirrorTime = time.Minute
 )
+
+// errOutdated says that the server didn't take a status although the node's list has the pod: the
+// pod is gone or was replaced, which the list will say, or others changed it at the same time.
+var errOutdated = errors.New("the server has another version of the pod")
 
 // New returns a reporter. It reports nothing until Run.
 func New(cfg Config) *Reporter {
 	_, mark, _ := cfg.Events.After(^uint64(0))
 	return &Reporter{
-		Config: cfg, wake: make(chan struct{}, 1), mark: mark,
+		Config: cfg, wake: make(chan struct{}, 1), mark: mark, resync: resyncTime, retry: retryTime,
 		refused: map[types.UID]*refusal{}, reported: map[types.UID]report{}, mirrors: map[string]time.Time{},
 	}
 }
@@ -101,17 +112,25 @@ func (r *Reporter) Run(ctx context.Context) error {
 	defer events.Wait()
 	events.Go(func() { r.reportEvents(ctx, r.Events, r.mark) })
 	events.Go(func() { r.reportEvents(ctx, r.NodeEvents, 0) })
+	due := time.Now().Add(r.resync)
 	for {
-		wait := resyncTime
-		if r.Pods.Synced() && !r.reportAll(ctx) {
-			wait = retryTime
+		compare := !time.Now().Before(due)
+		if compare {
+			r.compareAll()
+		}
+		accepted := !r.Pods.Synced() || r.reportAll(ctx)
+		if compare {
+			due = time.Now().Add(r.resync)
+		}
+		wait := time.Until(due)
+		if !accepted {
+			wait = min(wait, r.retry)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.wake:
 		case <-time.After(wait):
-			clear(r.reported)
 		}
 		select {
 		case <-ctx.Done():
@@ -121,12 +140,22 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 }
 
+// compareAll makes the next reportAll compare the status of every pod with the server's.
+func (r *Reporter) compareAll() {
+	for uid, last := range r.reported {
+		last.pod, last.deleted = nil, false
+		r.reported[uid] = last
+	}
+}
+
 // reportAll reports all changes, and returns whether the server has accepted them.
 func (r *Reporter) reportAll(ctx context.Context) bool {
 	ok := true
 	check := func(subject string, err error) {
-		r.Client.LogOnce(subject, err)
 		ok = ok && err == nil
+		if !errors.Is(err, errOutdated) {
+			r.Client.LogOnce(subject, err)
+		}
 	}
 	node := r.Node().Name
 	present, mirrors := map[types.UID]bool{}, map[string]*corev1.Pod{}
@@ -159,14 +188,7 @@ func (r *Reporter) reportAll(ctx context.Context) bool {
 	for name, pod := range mirrors { // their pods are gone
 		check("mirror pod "+name, r.Client.Delete(ctx, cluster.Pod(pod.Namespace, pod.Name), pod.UID))
 	}
-	for uid := range r.reported {
-		if !present[uid] {
-			delete(r.reported, uid)
-		}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.refused, func(uid types.UID, _ *refusal) bool { return !present[uid] })
+	maps.DeleteFunc(r.reported, func(uid types.UID, _ report) bool { return !present[uid] })
 	return ok
 }
 
@@ -182,11 +204,11 @@ func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, 
 	}
 	next := report{pod: pod, newer: p.Newer, refused: refused}
 	var ok bool
-	if next.status, ok = r.status(pod, p, known, refused); !ok {
+	if next.status, ok = r.status(last.onto(pod), p, known, refused); !ok {
 		return nil
 	}
 	ended := !known || p.Finished && p.Want != podplan.Run
-	if err := r.patch(ctx, pod, &last, next.status); err != nil {
+	if err := r.patch(ctx, pod, last, next.status); err != nil {
 		return err
 	}
 	if ended && pod.DeletionTimestamp != nil {
@@ -199,6 +221,27 @@ func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, 
 	return nil
 }
 
+// onto returns the pod with the times that were last reported, which the server may not show yet.
+func (last report) onto(pod *corev1.Pod) *corev1.Pod {
+	from := *pod // only its status is replaced
+	from.Status = *pod.Status.DeepCopy()
+	if last.status.StartTime != nil {
+		from.Status.StartTime = last.status.StartTime
+	}
+	for _, c := range last.status.Conditions {
+		if !own(c.Type) {
+			continue
+		}
+		i := slices.IndexFunc(from.Status.Conditions, func(o corev1.PodCondition) bool { return o.Type == c.Type })
+		if i < 0 {
+			from.Status.Conditions = append(from.Status.Conditions, c)
+		} else {
+			from.Status.Conditions[i] = c
+		}
+	}
+	return &from
+}
+
 // status returns the status of one of the server's pods. It returns false if this node doesn't know
 // the pod yet.
 func (r *Reporter) status(pod *corev1.Pod, p agent.Pod, known bool, refused *refusal) (corev1.PodStatus, bool) {
@@ -207,26 +250,33 @@ func (r *Reporter) status(pod *corev1.Pod, p agent.Pod, known bool, refused *ref
 		s := statusOf(pod, p, r.CRI(), time.Now())
 		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, refused.ephemeral(pod)...)
 		return s, true
-	case pod.DeletionTimestamp != nil:
-		return pod.Status, true
-	case refused.wholePod():
+	case refused.wholePod() && (refused.failed || pod.DeletionTimestamp == nil):
 		return refused.status(pod, time.Now()), true
+	case pod.DeletionTimestamp != nil:
+		return neverRan(pod), true
 	}
 	return pod.Status, false
 }
 
-// patch changes the status on the server, unless the server has it already or it was just reported.
-func (r *Reporter) patch(ctx context.Context, pod *corev1.Pod, last *report, status corev1.PodStatus) error {
-	if equality.Semantic.DeepEqual(pod.Status, status) || last.pod != nil && equality.Semantic.DeepEqual(last.status, status) && last.pod == pod {
+// patch changes the status on the server, unless the server has it already.
+func (r *Reporter) patch(ctx context.Context, pod *corev1.Pod, last report, status corev1.PodStatus) error {
+	before := pod.Status
+	if last.pod == pod { // the list doesn't show the last report yet
+		before = last.status
+	}
+	if equality.Semantic.DeepEqual(before, status) {
 		return nil
 	}
-	patch, err := statusPatch(pod, status)
+	patch, err := statusPatch(pod.UID, before, status)
 	if err != nil {
 		return fmt.Errorf("status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+	if patch == nil {
+		return nil
+	}
 	err = r.Client.Patch(ctx, cluster.Pod(pod.Namespace, pod.Name)+"/status", patch, &corev1.Pod{})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // the pod is gone or was replaced: the next change of the list says so
+		return errOutdated
 	}
 	return err
 }
@@ -244,13 +294,13 @@ func (r *Reporter) reportMirror(ctx context.Context, pod *corev1.Pod, p agent.Po
 		if last.pod == pod && last.newer == p.Newer {
 			return nil
 		}
-		next := report{pod: pod, newer: p.Newer, status: statusOf(pod, p, r.CRI(), time.Now())}
-		if err := r.patch(ctx, pod, &last, next.status); err != nil {
+		next := report{pod: pod, newer: p.Newer, status: statusOf(last.onto(pod), p, r.CRI(), time.Now())}
+		if err := r.patch(ctx, pod, last, next.status); err != nil {
 			return err
 		}
 		r.reported[pod.UID] = next
 		return nil
-	case p.Want == podplan.Remove || time.Since(r.mirrors[name]) < resyncTime:
+	case p.Want == podplan.Remove || time.Since(r.mirrors[name]) < mirrorTime:
 		return nil
 	}
 	node := r.Node()

@@ -80,7 +80,10 @@ type fixture struct {
 	pods *pods
 }
 
-func start(t *testing.T) *fixture {
+func start(t *testing.T) *fixture { return startWith(t, func(*Reporter) {}) }
+
+// startWith starts a reporter that prepare has changed.
+func startWith(t *testing.T, prepare func(*Reporter)) *fixture {
 	t.Parallel()
 	f := &fixture{Server: clustertest.New(t), t: t, pods: &pods{pods: map[string]agent.Pod{}}}
 	client, err := cluster.New(f.Kubeconfig, slog.New(slog.DiscardHandler))
@@ -98,6 +101,7 @@ func start(t *testing.T) *fixture {
 			f.Nudge()
 		}),
 	})
+	prepare(f.Reporter)
 	close(made)
 	done := make(chan error)
 	go func() { done <- f.Run(ctx) }()
@@ -128,6 +132,19 @@ func (f *fixture) sent(method, path string, matches func(map[string]any) bool) (
 		return fmt.Sprintf("no %s %s among %s", method, path, f.Requests())
 	})
 	return body
+}
+
+// within waits until check returns no error text.
+func (f *fixture) within(limit time.Duration, check func() string) {
+	f.t.Helper()
+	deadline := time.Now().Add(limit)
+	clustertest.Eventually(f.t, func() string {
+		text := check()
+		if text != "" && time.Now().After(deadline) {
+			f.t.Fatal(text)
+		}
+		return text
+	})
 }
 
 func (f *fixture) never(method, path string) {
@@ -297,7 +314,7 @@ func TestRefusedEphemeralContainer(t *testing.T) {
 	f.Refuse(raw, map[string]admission.Refusal{"d": {Reason: "NotSupported", Message: "env[0]: no"}})
 	body := f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "env[0]: no") })
 	s := body["status"].(map[string]any)
-	if text := fmt.Sprint(s["ephemeralContainerStatuses"]); s["phase"] != "Running" || !strings.Contains(text, "waiting:map[message:env[0]: no reason:NotSupported]") || !strings.Contains(text, "name:d") {
+	if text := fmt.Sprint(s["ephemeralContainerStatuses"]); s["phase"] != nil || !strings.Contains(text, "waiting:map[message:env[0]: no reason:NotSupported]") || !strings.Contains(text, "name:d") {
 		t.Errorf("the status is %v", s)
 	}
 	e := f.sent(http.MethodPost, eventList, eventOf("NotSupported"))

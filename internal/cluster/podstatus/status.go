@@ -70,6 +70,16 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) 
 	return s
 }
 
+// neverRan returns the status of a pod that is being deleted and that this node doesn't know. It
+// has failed unless it has ended: whoever holds it by a finalizer gets no other status.
+func neverRan(pod *corev1.Pod) corev1.PodStatus {
+	s := pod.Status
+	if s.Phase != corev1.PodSucceeded && s.Phase != corev1.PodFailed {
+		s.Phase, s.ObservedGeneration = corev1.PodFailed, pod.Generation
+	}
+	return s
+}
+
 // ownReason reports whether the reason is the pod's own. That of a container is in the container's
 // status.
 func ownReason(p agent.Pod) bool {
@@ -217,6 +227,15 @@ func (c conditions) put(of corev1.PodConditionType, is bool, reason, message str
 
 func (c conditions) drop(of corev1.PodConditionType) {
 	c.Conditions = slices.DeleteFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == of })
+}
+
+// own reports whether only the node sets a condition.
+func own(of corev1.PodConditionType) bool {
+	switch of {
+	case corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodResizePending, corev1.PodResizeInProgress:
+		return true
+	}
+	return false
 }
 
 // set sets all conditions that the node is responsible for.

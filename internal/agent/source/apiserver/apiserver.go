@@ -41,6 +41,20 @@ type Rules struct {
 	Devices func(pod *corev1.Pod) (decided bool, err error)
 }
 
+// Verdicts are called with what the node decides of the server's pods.
+type Verdicts struct {
+	// Rejected is called with a pod that the node doesn't admit. The pod has failed.
+	Rejected func(pod *corev1.Pod, why admission.Refusal)
+	// Refused is called with a pod that isn't run as the server has it, or has waited for something
+	// from the server for a while, and with the reasons: by the names of ephemeral containers, or by
+	// WholePod. It is called again when the reasons change. Without reasons nothing is refused any
+	// more.
+	Refused func(pod *corev1.Pod, why map[string]admission.Refusal)
+	// Gone is called once a pod is no longer on the server. What was said of it by Rejected and
+	// Refused holds until then, and is not repeated.
+	Gone func(types.UID)
+}
+
 // Source watches an API server.
 type Source struct {
 	Client *cluster.Client
@@ -51,13 +65,7 @@ type Source struct {
 	Known func(types.UID) *corev1.Pod
 	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(source.Set)
-	// Rejected is called with a pod that the node doesn't admit. The pod has failed.
-	Rejected func(pod *corev1.Pod, why admission.Refusal)
-	// Refused is called with a pod that isn't run as the server has it, or has waited for something
-	// from the server for a while, and with the reasons: by the names of ephemeral containers, or by
-	// WholePod. It is called again when the reasons change. Without reasons nothing is refused any
-	// more.
-	Refused func(pod *corev1.Pod, why map[string]admission.Refusal)
+	Verdicts
 	// Preempt evicts a pod of the agent to make room for a critical one.
 	Preempt func(types.UID) error
 	// Changed is called after each change of a pod on the server.
@@ -211,6 +219,7 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 	maps.DeleteFunc(s.bound, func(uid types.UID, b *bound) bool {
 		if !present[uid] {
 			s.Client.Forget(b.location)
+			s.Gone(uid)
 		}
 		return !present[uid]
 	})

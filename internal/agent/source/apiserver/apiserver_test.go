@@ -59,6 +59,7 @@ type fixture struct {
 	rejected  map[string]string // reasons, by the pod's name
 	refused   map[string]string // reasons, by the pod's name, a slash and the container's name
 	refusals  int               // calls of Refused
+	gone      []types.UID       // calls of Gone
 	log       bytes.Buffer
 }
 
@@ -98,25 +99,32 @@ func newFixture(t *testing.T) *fixture {
 			defer f.mu.Unlock()
 			return f.known[uid]
 		},
-		Rejected: func(pod *corev1.Pod, why admission.Refusal) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.rejected[pod.Name] = why.Reason + ": " + why.Message
+		Verdicts: Verdicts{
+			Rejected: func(pod *corev1.Pod, why admission.Refusal) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.rejected[pod.Name] = why.Reason + ": " + why.Message
+			},
+			Refused: func(pod *corev1.Pod, why map[string]admission.Refusal) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.refusals++
+				maps.DeleteFunc(f.refused, func(key, _ string) bool { name, _, _ := strings.Cut(key, "/"); return name == pod.Name })
+				for container, why := range why {
+					f.refused[pod.Name+"/"+container] = why.Reason + ": " + why.Message
+				}
+			},
+			Gone: func(uid types.UID) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.gone = append(f.gone, uid)
+			},
 		},
 		Preempt: func(uid types.UID) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.preempted = append(f.preempted, string(uid))
 			return nil
-		},
-		Refused: func(pod *corev1.Pod, why map[string]admission.Refusal) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.refusals++
-			maps.DeleteFunc(f.refused, func(key, _ string) bool { name, _, _ := strings.Cut(key, "/"); return name == pod.Name })
-			for container, why := range why {
-				f.refused[pod.Name+"/"+container] = why.Reason + ": " + why.Message
-			}
 		},
 		Deliver: func(set source.Set) {
 			f.mu.Lock()
@@ -471,6 +479,9 @@ func TestRejected(t *testing.T) {
 	defer f.mu.Unlock()
 	if len(f.rejected) > 0 {
 		t.Errorf("rejected again: %v", f.rejected)
+	}
+	if !slices.Equal(f.gone, []types.UID{"uid-first"}) {
+		t.Errorf("gone: %v", f.gone)
 	}
 }
 
