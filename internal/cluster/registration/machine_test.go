@@ -50,3 +50,17 @@ func TestSystemUUID(t *testing.T) {
 		}
 	}
 }
+
+// TestLabelOfHusk checks that pods can be kept from nodes of Husk in a cluster that has others.
+func TestLabelOfHusk(t *testing.T) {
+	t.Parallel()
+	for given, want := range map[string]string{"": "true", "mine": "mine"} {
+		m := Machine{Name: "a", Labels: map[string]string{}}
+		if given != "" {
+			m.Labels["husk.dev/node"] = given
+		}
+		if got := m.Object().Labels["husk.dev/node"]; got != want {
+			t.Errorf("with %q: the label is %q, want %q", given, got, want)
+		}
+	}
+}

@@ -32,6 +32,9 @@ const (
 	retryTime    = time.Second
 )
 
+// huskLabel marks nodes of Husk, for pods that need what Husk doesn't support.
+const huskLabel = "husk.dev/node"
+
 const (
 	nodes          = "/api/v1/nodes"
 	leases         = "/apis/coordination.k8s.io/v1/namespaces/" + corev1.NamespaceNodeLease + "/leases"
@@ -424,6 +427,7 @@ func labels(hostname string, more map[string]string) map[string]string {
 	out := map[string]string{
 		corev1.LabelHostname: hostname, corev1.LabelOSStable: operatingSystem, corev1.LabelArchStable: architecture,
 		"beta.kubernetes.io/os": operatingSystem, "beta.kubernetes.io/arch": architecture,
+		huskLabel: "true",
 	}
 	maps.Copy(out, more)
 	return out
