@@ -267,7 +267,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	}
 	usage := c.cfg.Pods.Blocks()
 	c.cfg.Registry.Used(usage)
-	notes = append(notes, strays(usage)...)
+	notes = append(append(notes, strays(usage)...), takenAway(usage, view)...)
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(append(notes, refused...), copies(record, peers)...)
 	now := time.Now()
@@ -361,11 +361,31 @@ func copies(self peer.Node, peers []*peer.Node) (notes []string) {
 
 // strays returns a note if pods have addresses from before this node had blocks.
 func strays(usage []peer.Usage) []string {
-	own := slices.DeleteFunc(usage, func(u peer.Usage) bool { return !u.Block.IsSingleIP() || u.Used == 0 })
+	own := slices.DeleteFunc(slices.Clone(usage), func(u peer.Usage) bool { return !u.Block.IsSingleIP() || u.Used == 0 })
 	if len(own) == 0 {
 		return nil
 	}
 	return []string{fmt.Sprintf("pods of this node have %d addresses from before it had blocks, such as %v: other nodes don't reach these; remove the pods and run them again", len(own), own[0].Block.Addr())}
+}
+
+// takenAway returns a note for each block that the registry has taken away from pods, unless it
+// says so itself.
+func takenAway(usage []peer.Usage, view *peer.View) (notes []string) {
+	for _, u := range usage {
+		if u.Used == 0 || u.Block.IsSingleIP() || slices.Contains(view.Blocks, u.Block) {
+			continue
+		}
+		said := func(note string) bool { return strings.Contains(note, fmt.Sprintf("block %v ", u.Block)) }
+		if slices.ContainsFunc(view.Notes, said) {
+			continue
+		}
+		whose := "isn't this node's any more"
+		if i := slices.IndexFunc(view.Peers, func(p *peer.Node) bool { return slices.ContainsFunc(p.Blocks, u.Block.Overlaps) }); i >= 0 {
+			whose = fmt.Sprintf("is node %s's now, so others may get the same addresses", view.Peers[i].Name)
+		}
+		notes = append(notes, fmt.Sprintf("pods of this node have %d addresses of block %v, which %s: other nodes don't reach them; remove the pods and run them again", u.Used, u.Block, whose))
+	}
+	return notes
 }
 
 // known returns the last view of the registry. If there is none, Status says what the registry

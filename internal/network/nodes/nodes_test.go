@@ -268,6 +268,35 @@ func TestRegistryIsAway(t *testing.T) {
 	})
 }
 
+// TestBlockTakenAway: of pods with addresses of a block that the registry has taken away, a note
+// says which node has it now, unless the registry says so itself.
+func TestBlockTakenAway(t *testing.T) {
+	const note = "pods of this node have 3 addresses of block 10.201.7.0/24, which "
+	former := func(cfg *nodes.Config) {
+		w, _ := cfg.Pods.(*world)
+		w.usage = []peer.Usage{{Block: prefix("10.201.1.0/24"), Size: 254, Used: 1}, {Block: prefix("10.201.7.0/24"), Size: 254, Used: 3}, {Block: prefix("10.201.8.0/24"), Size: 254}}
+	}
+	startWith(t, former, func(w *world, c *nodes.Controller, _ nodes.Config) {
+		own := blocks("10.201.1.0/24")
+		for _, step := range []struct {
+			view peer.View
+			want string
+		}{
+			{peer.View{Blocks: append(blocks("10.201.7.0/24"), own...)}, ""},
+			{peer.View{Blocks: own}, note + "isn't this node's any more"},
+			{peer.View{Blocks: own, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.7.0/24")}}, note + "is node b's now"},
+			{peer.View{Blocks: own, Notes: []string{"block 10.201.7.0/24 belongs to node b now"}}, "block 10.201.7.0/24 belongs to node b now"},
+			{peer.View{Blocks: append(own, prefix("10.201.7.0/24"))}, ""},
+		} {
+			w.see(step.view)
+			w.after(time.Second)
+			if got := strings.Join(c.Status().Notes, "\n"); !strings.HasPrefix(got, step.want) || step.want == "" && got != "" || strings.Contains(got, "\n") {
+				t.Errorf("with blocks %v and peers %v, the notes are %q, want %q", step.view.Blocks, step.view.Peers, got, step.want)
+			}
+		}
+	})
+}
+
 func TestFollowsTheView(t *testing.T) {
 	start(t, func(w *world, c *nodes.Controller) {
 		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), record("c", "198.51.100.3", "10.201.3.0/24")}})
