@@ -98,6 +98,9 @@ func (s *Server) Attach(stream sessionStream) error {
 	if err != nil {
 		return err
 	}
+	if streams.Stdin != nil && !n.run.Config.GetStdinOnce() {
+		streams.Stdin = endless{ctx, streams.Stdin}
+	}
 	if err := s.Containers.Attach(ctx, n.run.ID, streams); err != nil {
 		return err
 	}
@@ -111,6 +114,21 @@ func (s *Server) Attach(stream sessionStream) error {
 		return err
 	}
 	return n.exit(st.Exit.Code)
+}
+
+// endless is input whose end can't be seen before ctx is done. The end of input would end an
+// attach, but this API's lasts until the program has ended, whose exit code it returns.
+type endless struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (e endless) Read(p []byte) (int, error) {
+	n, err := e.Reader.Read(p)
+	if err != nil {
+		<-e.ctx.Done()
+	}
+	return n, err
 }
 
 // open tells the client that the session is established, and returns its streams.

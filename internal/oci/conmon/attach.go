@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -120,6 +121,24 @@ func (c *Client) Send(stdin io.Reader) {
 	}
 }
 
+// takenInterval is how often awaitTaken looks.
+const takenInterval = 5 * time.Millisecond
+
+// awaitTaken waits until conmon has read all that was sent, or the connection is closed. Closing it
+// earlier can lose input: conmon gets an error instead if it has sent output that wasn't read.
+func (c *Client) awaitTaken() {
+	raw, err := c.conn.SyscallConn()
+	for err == nil {
+		var unread int
+		var failed error
+		err = raw.Control(func(fd uintptr) { unread, failed = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		if err != nil || failed != nil || unread == 0 {
+			return
+		}
+		time.Sleep(takenInterval)
+	}
+}
+
 // Input says what happens to the input of clients.
 type Input struct {
 	// Open says that the container has stdin. Once says that it is closed when the first client
@@ -127,17 +146,34 @@ type Input struct {
 	Open, Once bool
 }
 
-// Serve connects the streams until conmon disconnects or writing to the client fails. A Read of
-// s.Stdin may still be blocked then, until the client closes its side.
+// drainTime is how long a client still receives output after its input, which may be an answer to
+// it.
+const drainTime = 200 * time.Millisecond
+
+// Serve connects the streams until conmon disconnects or writing to the client fails. Without Once,
+// the end of s.Stdin ends it too, as in containerd: otherwise a client whose input is a file or a
+// pipe would wait for the end of a container that its input can't end. A Read of s.Stdin may still
+// be blocked when Serve returns, until the client closes its side.
 func (c *Client) Serve(s oci.Streams, input Input) error {
+	var inputEnded atomic.Bool
 	switch {
 	case s.Stdin == nil:
-	case input.Open:
+	case input.Open && input.Once:
 		go c.Send(s.Stdin)
+	case input.Open:
+		go func() {
+			c.Send(s.Stdin)
+			c.awaitTaken()
+			inputEnded.Store(true)
+			_ = c.conn.SetReadDeadline(time.Now().Add(drainTime))
+		}()
 	default:
 		go func() { _, _ = io.Copy(io.Discard, s.Stdin) }() // so that the client doesn't block
 	}
 	err := c.Receive(s.Stdout, s.Stderr)
+	if errors.Is(err, os.ErrDeadlineExceeded) && inputEnded.Load() {
+		err = nil
+	}
 	// With Once, conmon closes stdin when any client disconnects. So a client without input stays
 	// connected until the container exits.
 	if input.Open && input.Once && s.Stdin == nil {

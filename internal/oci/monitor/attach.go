@@ -17,7 +17,8 @@ import (
 
 // Attach connects the streams to a container's init process until it exits, writing to the client
 // fails or ctx ends. Any number of clients can attach at once. They get no earlier output. The end
-// of s.Stdin closes the process's stdin if the container was created with StdinOnce.
+// of s.Stdin closes the process's stdin if the container was created with StdinOnce, and ends the
+// session if not.
 //
 // conmon waits for each client to read its output, so a slow client slows the container down.
 //

@@ -13,7 +13,8 @@ import (
 
 // Attach connects the streams to a container's init process until it exits, writing to the client
 // fails or ctx ends. Any number of clients can attach at once. They get no earlier output. The end
-// of s.Stdin closes the process's stdin if the container was created with StdinOnce.
+// of s.Stdin closes the process's stdin if the container was created with StdinOnce, and ends the
+// session if not.
 //
 // A Read of s.Stdin may still be blocked when Attach returns, until the client closes its side.
 func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
