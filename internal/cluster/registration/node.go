@@ -77,7 +77,8 @@ type Node struct {
 	asked    time.Time                                           // when it was asked for
 	told     map[corev1.NodeConditionType]corev1.ConditionStatus // the conditions that an event was about
 	ranges   []string
-	deleted  bool // from the cluster, after it was registered
+	lease    *coordinationv1.Lease // as the server answered the last renewal, or nil
+	deleted  bool                  // from the cluster, after it was registered
 }
 
 // Start starts watching the node on the server.
@@ -396,30 +397,48 @@ func (n *Node) takeRanges(registered *corev1.Node) error {
 	return nil
 }
 
-// renew renews the lease by which the cluster knows that the node is alive.
+// renew renews the lease by which the cluster knows that the node is alive. It updates the lease
+// that the server answered last, and reads it only if there is none or it isn't the server's any
+// more: every node renews all the time.
 func (n *Node) renew(ctx context.Context) error {
 	node := n.Object()
 	if node.UID == "" || n.deleted {
 		return nil // not registered
 	}
 	path := leases + "/" + node.Name
+	if n.lease != nil {
+		err := n.Client.Update(ctx, path, hold(n.lease, node))
+		if err == nil {
+			return nil
+		}
+		if n.lease = nil; !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
 	var lease coordinationv1.Lease
 	err := n.Client.Get(ctx, path, &lease)
-	missing := apierrors.IsNotFound(err)
-	if err != nil && !missing {
-		return err
+	switch {
+	case apierrors.IsNotFound(err):
+		err = n.Client.Create(ctx, leases, hold(&lease, node))
+	case err == nil:
+		err = n.Client.Update(ctx, path, hold(&lease, node))
 	}
+	if err == nil {
+		n.lease = &lease
+	}
+	if apierrors.IsConflict(err) {
+		return nil // another write came first; the next renewal is in time
+	}
+	return err
+}
+
+// hold makes a lease the node's from now on.
+func hold(lease *coordinationv1.Lease, node *corev1.Node) *coordinationv1.Lease {
 	lease.Name, lease.Namespace = node.Name, corev1.NamespaceNodeLease
 	lease.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
 	now := metav1.NowMicro()
 	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &node.Name, new(int32(leaseSeconds)), &now
-	if missing {
-		return n.Client.Create(ctx, leases, &lease)
-	}
-	if err := n.Client.Update(ctx, path, &lease); !apierrors.IsConflict(err) {
-		return err
-	}
-	return nil // another write came first; the next renewal is in time
+	return lease
 }
 
 // labels returns the labels that every node has, and the given ones.
