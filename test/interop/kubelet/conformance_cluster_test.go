@@ -33,6 +33,7 @@ func newWholeCluster(t *testing.T, logs string, count int) *cluster {
 	t.Helper()
 	all := newMachines(t, logs, count)
 	for _, m := range all {
+		m.Must("mount", "--make-rshared", "/")         // as on a machine with systemd; mounts of pods propagate to it
 		if err := os.Chmod(m.Dir, 0o711); err != nil { // the root users of user namespaces pass through it
 			t.Fatal(err)
 		}
@@ -163,10 +164,13 @@ func (c *cluster) joinMachine(m *machine, kind string) {
 	c.t.Helper()
 	m.huskd.Stop()
 	credentials := m.write("kubeconfig", c.kubeconfig(tokenPrefix+m.name))
-	var flags []string
+	// Kubernetes' own clusters have this handler, and specs of RuntimeClasses use it.
+	runc, err := exec.LookPath("runc")
+	c.must(err)
+	flags := []string{"--config", m.write("huskd.toml", fmt.Sprintf("[runtimes.test-handler]\npath = %q\n", runc))}
 	zone := []string{"--node-labels", corev1.LabelTopologyZone + "=" + m.name} // some specs need several
 	if len(c.others) > 0 {
-		flags = []string{"--network-store", "kubernetes", "--network-backend", *backend, "--pod-subnets", podSubnets}
+		flags = append(flags, "--network-store", "kubernetes", "--network-backend", *backend, "--pod-subnets", podSubnets)
 	}
 	switch kind {
 	case "huskd":

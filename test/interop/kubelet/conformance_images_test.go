@@ -54,8 +54,8 @@ func (c *cluster) serveImages() {
 
 // tools are the programs in most images, beside those of busybox, and the packages that have them.
 var (
-	tools        = []string{"bash", "curl", "dig", "getent", "host", "ip", "ipcmk", "ipcs", "nc.openbsd", "nginx", "nslookup", "ss", "wget"}
-	toolPackages = []string{"bash", "bind9-dnsutils", "bind9-host", "curl", "etcd-server", "iproute2", "libc-bin", "netcat-openbsd", "nginx-light", "util-linux", "wget"}
+	tools        = []string{"bash", "curl", "dig", "getent", "host", "ip", "ipcmk", "ipcs", "nc.openbsd", "nginx", "nslookup", "printenv", "ss", "wget"}
+	toolPackages = []string{"bash", "bind9-dnsutils", "bind9-host", "coreutils", "curl", "etcd-server", "iproute2", "libc-bin", "netcat-openbsd", "nginx-light", "util-linux", "wget"}
 )
 
 const nginxConfig = `daemon off;

@@ -96,6 +96,12 @@ func readReport(path string, excepted func(types.SpecReport) bool) (r result, er
 				r.add(spec)
 			}
 		}
+		if !suite.SuiteSucceeded && len(r.failed) == 0 { // it was interrupted, or a process of it was killed
+			r.failed = append(r.failed, failure{name: "the suite", message: "it didn't end: " + strings.Join(suite.SpecialSuiteFailureReasons, ", ")})
+		}
+	}
+	if len(suites) == 0 {
+		err = errors.New("it has no suite")
 	}
 	return r, err
 }
@@ -227,6 +233,29 @@ func TestToDiagnose(t *testing.T) {
 	}
 	if got := new(result).toDiagnose(); got != nil {
 		t.Error(got)
+	}
+}
+
+// A suite that was interrupted hasn't passed, also if no spec has failed until then.
+func TestReadReportOfInterruptedSuite(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	nothing := func(types.SpecReport) bool { return false }
+	for text, want := range map[string][]failure{
+		`[{"SuiteSucceeded": false, "SpecialSuiteFailureReasons": ["Interrupted by User"]}]`: {{name: "the suite", message: "it didn't end: Interrupted by User"}},
+		`[{"SuiteSucceeded": true}]`: nil,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := readReport(path, nothing); err != nil || !slices.Equal(r.failed, want) {
+			t.Errorf("%s: %+v %v", text, r, err)
+		}
+	}
+	if err := os.WriteFile(path, []byte("[]"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readReport(path, nothing); err == nil {
+		t.Error("a report without a suite is one of success")
 	}
 }
 
