@@ -29,6 +29,11 @@ type routing interface {
 	hops(m *machine, p netip.Prefix) []netip.Addr
 	// bfdUp reports whether it has a session of BFD with an address.
 	bfdUp(m *machine, at netip.Addr) bool
+	// speaker and detector are the names of the programs that speak BGP and BFD.
+	speaker() string
+	detector() string
+	// again runs one of them again, which has ended, as it was configured.
+	again(m *machine, program string)
 }
 
 // routings are all that Husk is tested with.
@@ -44,6 +49,7 @@ type routerConfig struct {
 	aggregate netip.Prefix
 	bfd       bool // with the timers of husk-bgp
 	gtsm      bool // FRR has it for other ASs only
+	abrupt    bool // without graceful restart
 	peers     []routerPeer
 }
 
@@ -63,6 +69,12 @@ func (c *routerConfig) addPeers(as uint32, nodes ...*machine) {
 type router struct {
 	*machine
 	routing routing
+}
+
+// kill kills a program of the router, as a crash does.
+func (r *router) kill(program string) {
+	r.t.Helper()
+	r.Must("sh", "-c", "kill -9 $(pidof "+program+")")
 }
 
 // restart ends the software and runs it with another configuration.
@@ -192,22 +204,31 @@ func (b bird) run(m *machine, c routerConfig) {
 		if c.gtsm {
 			reflect += " ttl security on;"
 		}
+		restart := map[bool]string{false: "on", true: "off"}[c.abrupt]
 		gateway4 := gateway
 		if p.address.Is6() {
 			gateway4 = gateway + " extended next hop on;"
 		}
 		fmt.Fprintf(&conf, `protocol bgp peer%d {
-  local %v as %d; neighbor %v as %d; graceful restart on; error wait time 1, 2; %s
+  local %v as %d; neighbor %v as %d; graceful restart %[10]s; error wait time 1, 2; %[6]s
   ipv4 { import all; export %[8]s; %[9]s };
   ipv6 { import all; export all; %[7]s };
 }
-`, i, m.Uplink.Addresses[0].Addr(), c.as, p.address, p.as, reflect, gateway, export, gateway4)
+`, i, m.Uplink.Addresses[0].Addr(), c.as, p.address, p.as, reflect, gateway, export, gateway4, restart)
 	}
-	file := filepath.Join(m.Dir, "bird.conf")
-	if err := os.WriteFile(file, []byte(conf.String()), 0o600); err != nil {
+	if err := os.WriteFile(b.file(m), []byte(conf.String()), 0o600); err != nil {
 		m.t.Fatal(err)
 	}
-	m.daemon("bird", "-f", "-c", file, "-s", b.socket(m), "-P", b.socket(m)+".pid")
+	b.again(m, b.speaker())
+}
+
+func (bird) file(m *machine) string { return filepath.Join(m.Dir, "bird.conf") }
+
+func (bird) speaker() string  { return "bird" }
+func (bird) detector() string { return "bird" }
+
+func (b bird) again(m *machine, program string) {
+	m.daemon(program, "-f", "-c", b.file(m), "-s", b.socket(m), "-P", b.socket(m)+".pid")
 }
 
 var birdVia = regexp.MustCompile(`via (\S+) `)
@@ -248,8 +269,8 @@ func (frr) run(m *machine, c routerConfig) {
  no bgp ebgp-requires-policy
  no bgp default ipv4-unicast
  no bgp network import-check
- bgp graceful-restart
-`, c.as, m.id())
+ %s
+`, c.as, m.id(), map[bool]string{false: "bgp graceful-restart", true: "bgp graceful-restart-disable"}[c.abrupt])
 	for _, p := range c.peers {
 		fmt.Fprintf(&conf, " neighbor %v remote-as %d\n", p.address, p.as)
 		if c.password != "" {
@@ -314,6 +335,10 @@ func (m *machine) frr(name string, args ...string) {
 	command := append([]string{frrLib + name, "-A", "127.0.0.1", "-P", "0", "--log", "stdout", "-f", frrDir + "/" + name + ".conf"}, args...)
 	m.daemon("unshare", append([]string{"--mount", "sh", "-c", `mount -t tmpfs frr /var/tmp && exec "$@"`, "sh"}, command...)...)
 }
+
+func (frr) speaker() string                  { return "bgpd" }
+func (frr) detector() string                 { return "bfdd" }
+func (frr) again(m *machine, program string) { m.frr(program) }
 
 func (frr) hops(m *machine, p netip.Prefix) (out []netip.Addr) {
 	family := map[bool]string{false: "ipv4", true: "ipv6"}[p.Addr().Is6()]

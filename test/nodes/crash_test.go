@@ -1,0 +1,105 @@
+package nodes
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// TestBGPRouterDies kills the programs of two routers with BFD, of which one has graceful restart,
+// and takes the node's link down. Each time, the routes by them must go long before the hold time of
+// 30 seconds and the restart time of 120, unless the program that answers BFD lives on. They must
+// come back when the routers do.
+func TestBGPRouterDies(t *testing.T) {
+	t.Parallel()
+	for software, routing := range routings {
+		for _, six := range []bool{false, true} {
+			t.Run(software+"/"+map[bool]string{false: "IPv4", true: "IPv6"}[six], func(t *testing.T) {
+				t.Parallel()
+				routersDie(t, routing, six)
+			})
+		}
+	}
+}
+
+func routersDie(t *testing.T, software routing, six bool) {
+	u := node.NewUnderlay(t)
+	s := u.Segment(node.Media{NoIPv4: six})
+	c := newSpeakersOn(t, s, 1)
+	a := c.nodes[0]
+	subnets := []netip.Prefix{netip.MustParsePrefix("10.201.200.0/24"), netip.MustParsePrefix("10.201.201.0/24")}
+	var routers []*router
+	var peers []string
+	for i, subnet := range subnets {
+		config := routerConfig{as: 65000, bfd: true, abrupt: i == 1, own: []netip.Prefix{subnet}}
+		config.addPeers(64512, a)
+		r := newRouter(t, s, software, config)
+		u.Filter(a.Node, r.Node, "icmpv6 type nd-router-advert")
+		routers = append(routers, r)
+		peers = append(peers, fmt.Sprintf("%v=65000/bfd", r.at()))
+	}
+	a.also("--bgp-peers", strings.Join(peers, ","))
+	c.start()
+	has := func(what string, within time.Duration, want bool) {
+		t.Helper()
+		began := time.Now()
+		for i, r := range routers {
+			node.Eventually(t, within, func() string {
+				if got := a.Must("ip", "route", "show", subnets[i].String()); strings.Contains(got, r.at().String()) != want {
+					return fmt.Sprintf("%s: a route to %v by %v: %q, want one: %t\n%s", what, subnets[i], r.at(), got, want, a.Husk("net", "nodes").Stdout)
+				}
+				return ""
+			})
+			t.Logf("%s, graceful restart %t: route %t after %v", what, i == 0, want, time.Since(began).Round(10*time.Millisecond))
+		}
+		if !want {
+			return
+		}
+		for _, r := range routers {
+			r.knows(a.blocks[0], a, true)
+			r.bfdUp(a)
+		}
+		t.Logf("%s: both routers have the node's route and BFD after %v", what, time.Since(began).Round(10*time.Millisecond))
+		a.says("bgp:", false)
+	}
+	each := func(do func(r *router)) {
+		for _, r := range routers {
+			do(r)
+		}
+	}
+	has("start", 30*time.Second, true)
+
+	for _, away := range []time.Duration{time.Second, 30 * time.Second} {
+		what := fmt.Sprintf("%s away for %v", software.speaker(), away)
+		killed := time.Now()
+		each(func(r *router) { r.kill(software.speaker()) })
+		if away > 10*time.Second {
+			has(what, away/2, false)
+		}
+		time.Sleep(time.Until(killed.Add(away)))
+		each(func(r *router) { software.again(r.machine, software.speaker()) })
+		has(what, time.Minute, true)
+	}
+	if software.detector() != software.speaker() {
+		each(func(r *router) { r.kill(software.detector()) })
+		has("no "+software.detector(), 15*time.Second, false)
+		each(func(r *router) { software.again(r.machine, software.detector()) })
+		has(software.detector()+" is back", time.Minute, true)
+	}
+	each(func(r *router) { u.Cut(a.Node, r.Node) })
+	has("path cut", 15*time.Second, false)
+	each(func(r *router) {
+		u.Heal(a.Node, r.Node)
+		u.Filter(a.Node, r.Node, "icmpv6 type nd-router-advert")
+	})
+	has("path healed", time.Minute, true)
+	u.Isolate(a.Node)
+	has("link down", 15*time.Second, false)
+	u.Join(a.Node)
+	has("link up", time.Minute, true)
+	remove(t, a)
+}
