@@ -7,7 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"time"
+	"syscall"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -16,15 +16,12 @@ import (
 )
 
 // The sockets that receive packets of strangers are guarded by filters in the kernel, since gobgp
-// looks at TTLs only of connections that it has accepted, which is too late, and not at those of
-// BFD. gobgp has no means to reach its sockets, so they are found among this process's files.
+// looks at TTLs only of connections that it has accepted, which is too late. gobgp has no means to
+// reach its sockets, so they are found among this process's files.
 
 const (
 	bgpPort  = 179
-	bfdPort  = 3784 // RFC 5881
-	hopLimit = 255  // of packets that no router has forwarded
-	// bfdTime is how long gobgp takes to listen for BFD, and some more.
-	bfdTime = 5 * time.Second
+	hopLimit = 255 // of packets that no router has forwarded
 )
 
 // guard makes the sockets that listen for BGP take connections from behind routers only from peers
@@ -40,7 +37,7 @@ func (s *speaker) guard(want map[netip.Addr]bgp.Peer) error {
 	if s.distant != nil && slices.Equal(distant, s.distant) {
 		return nil
 	}
-	n, err := attach(unix.SOCK_STREAM, bgpPort, nearby(distant))
+	n, err := attach(bgpPort, nearby(distant))
 	if err == nil && n < len(s.desired.Local) {
 		err = fmt.Errorf("%d of %d sockets were found", n, len(s.desired.Local))
 	}
@@ -51,46 +48,57 @@ func (s *speaker) guard(want map[netip.Addr]bgp.Peer) error {
 	return nil
 }
 
-// guardBFD makes the socket for BFD take no packets from behind routers, as RFC 5881 requires. It
-// waits until gobgp has opened the socket.
-func guardBFD() error {
-	for deadline := time.Now().Add(bfdTime); ; time.Sleep(time.Millisecond) {
-		n, err := attach(unix.SOCK_DGRAM, bfdPort, nearby(nil))
-		if err != nil || n > 0 {
-			return err
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("gobgp doesn't listen on UDP port %d: does another program do so?", bfdPort)
-		}
+// nearbyOnly makes a socket take no packets from behind routers, as RFC 5881 requires for BFD. It is
+// called before the socket is bound, so that no other packet is in its buffer.
+func nearbyOnly(_, _ string, c syscall.RawConn) error {
+	program, err := assemble(nearby(nil))
+	if err != nil {
+		return err
 	}
+	return errors.Join(c.Control(func(fd uintptr) { err = program.attach(int(fd)) }), err)
 }
 
-// attach attaches a filter to this process's unconnected sockets of a type that are bound to a
-// port. Those of connections answer with hopLimit. It returns how many sockets there are.
-func attach(typ, port int, filter []bpf.Instruction) (n int, err error) {
-	raw, err := bpf.Assemble(filter)
+// attach attaches a filter to this process's listening sockets of TCP that are bound to a port.
+// Those of connections answer with hopLimit. It returns how many sockets there are.
+func attach(port int, filter []bpf.Instruction) (n int, err error) {
+	program, err := assemble(filter)
 	if err != nil {
 		return 0, err
 	}
-	code := make([]unix.SockFilter, len(raw))
-	for i, r := range raw {
-		code[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
-	}
-	program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
-	return each(typ, port, func(fd int, six bool) error {
+	return each(port, func(fd int, six bool) error {
 		// gobgp does so for IPv4, and forgets IPv6.
-		if six && typ == unix.SOCK_STREAM {
+		if six {
 			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hopLimit); err != nil {
 				return os.NewSyscallError("IPV6_UNICAST_HOPS", err)
 			}
 		}
-		return os.NewSyscallError("SO_ATTACH_FILTER", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program))
+		return program.attach(fd)
 	})
 }
 
-// each calls do for this process's unconnected sockets of a type that are bound to a port, and
-// returns how many these are.
-func each(typ, port int, do func(fd int, six bool) error) (n int, err error) {
+// program is an assembled filter.
+type program []unix.SockFilter
+
+func assemble(filter []bpf.Instruction) (program, error) {
+	raw, err := bpf.Assemble(filter)
+	if err != nil {
+		return nil, err
+	}
+	out := make(program, len(raw))
+	for i, r := range raw {
+		out[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	return out, nil
+}
+
+func (p program) attach(fd int) error {
+	all := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
+	return os.NewSyscallError("SO_ATTACH_FILTER", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &all))
+}
+
+// each calls do for this process's listening sockets of TCP that are bound to a port, and returns
+// how many these are.
+func each(port int, do func(fd int, six bool) error) (n int, err error) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return 0, err
@@ -100,7 +108,7 @@ func each(typ, port int, do func(fd int, six bool) error) (n int, err error) {
 		if err != nil {
 			continue
 		}
-		at, ok := listens(fd, typ)
+		at, ok := listens(fd)
 		if !ok {
 			continue
 		}
@@ -123,9 +131,9 @@ func each(typ, port int, do func(fd int, six bool) error) (n int, err error) {
 	return n, nil
 }
 
-// listens returns where a file is bound if it is a socket of a type that anybody can send to.
-func listens(fd, typ int) (at unix.Sockaddr, ok bool) {
-	if t, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || t != typ {
+// listens returns where a file is bound if it is a socket of TCP that anybody can connect to.
+func listens(fd int) (at unix.Sockaddr, ok bool) {
+	if t, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || t != unix.SOCK_STREAM {
 		return nil, false
 	}
 	if _, err := unix.Getpeername(fd); !errors.Is(err, unix.ENOTCONN) {

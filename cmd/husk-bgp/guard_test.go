@@ -15,10 +15,11 @@ import (
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
+	"github.com/huskd/husk/internal/network/bfd"
 )
 
-// TestNearby checks which packets sockets take that have the filter: those of hopLimit, and all of
-// a peer without GTSM.
+// TestNearby checks which packets sockets take that have the filter: those of hopLimit, and for BGP
+// all of a peer without GTSM.
 func TestNearby(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net")
 	netnstest.Make(t, path)
@@ -56,16 +57,17 @@ func TestNearby(t *testing.T) {
 	}
 	var datagrams *net.UDPConn
 	inside(func() (err error) {
-		datagrams, err = net.ListenUDP("udp", &net.UDPAddr{Port: bfdPort})
+		conn, err := (&net.ListenConfig{Control: nearbyOnly}).ListenPacket(t.Context(), "udp", netip.AddrPortFrom(netip.IPv6Unspecified(), bfd.Port).String())
+		if err == nil {
+			datagrams = conn.(*net.UDPConn)
+		}
 		return err
 	})
 	defer datagrams.Close()
 
 	for _, distant := range [][]netip.Addr{nil, {netip.MustParseAddr("192.0.2.4"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::3"), netip.MustParseAddr("2001:db8::2")}} {
-		for typ, port := range map[int]int{unix.SOCK_STREAM: bgpPort, unix.SOCK_DGRAM: bfdPort} {
-			if n, err := attach(typ, port, nearby(distant)); err != nil || n == 0 {
-				t.Fatalf("attached to %d sockets of port %d: %v", n, port, err)
-			}
+		if n, err := attach(bgpPort, nearby(distant)); err != nil || n == 0 {
+			t.Fatalf("attached to %d sockets of port %d: %v", n, bgpPort, err)
 		}
 		for from, exempt := range map[string]bool{"192.0.2.2": true, "192.0.2.3": false, "2001:db8::2": true, "2001:db8:0:1::3": false} {
 			for ttl, want := range map[int]bool{254: exempt && distant != nil, 255: true} {
@@ -84,7 +86,7 @@ func TestNearby(t *testing.T) {
 					text string
 					ttl  int
 				}{{"first", ttl}, {"second", 255}} {
-					conn, err := dialBy(t, path, "udp", source, netip.AddrPortFrom(to, bfdPort), d.ttl)
+					conn, err := dialBy(t, path, "udp", source, netip.AddrPortFrom(to, bfd.Port), d.ttl)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -108,8 +110,8 @@ func TestNearby(t *testing.T) {
 				if got {
 					read()
 				}
-				if got != want {
-					t.Errorf("distant %v: a datagram from %v with TTL %d was taken: %t, want %t", distant, source, ttl, got, want)
+				if want := ttl == hopLimit; got != want {
+					t.Errorf("a datagram from %v with TTL %d was taken: %t, want %t", source, ttl, got, want)
 				}
 			}
 		}

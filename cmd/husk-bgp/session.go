@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/network/bgp"
 )
@@ -19,7 +21,7 @@ import (
 type peer struct {
 	bgp.Peer
 	up  time.Time // when its session was up last, or began to be wanted
-	bfd time.Time // when BFD was up last, likewise
+	bfd time.Time // when the session last had the BFD it should have, or didn't need it
 	why string    // why the last session ended
 	// closed is when its session was closed because of maxPrefixes or, later, tried again. It is zero
 	// again when the peer has sent all its routes in another session.
@@ -44,14 +46,8 @@ func (p *peer) mustDial(now time.Time) bool {
 
 // dial connects to a passive peer.
 func (s *speaker) dial(p *peer) error {
-	err := s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: p.Address.String()})
-	if err == nil {
-		active := p.Peer
-		active.Passive, p.dialed = false, true
-		err = s.add(active)
-	}
-	if err != nil {
-		delete(s.peers, p.Address) // apply adds it again
+	p.dialed = true
+	if err := s.again(p); err != nil {
 		return fmt.Errorf("connect to peer %v: %w", p.Address, err)
 	}
 	return nil
@@ -112,6 +108,9 @@ func (s *speaker) session(p *peer, state *api.Peer) (out bgp.Session, complete b
 	out = bgp.Session{Address: p.Address, AS: p.AS}
 	out.Up = state.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED
 	p.await(state.State.SessionState, now)
+	if !p.BFD || !out.Up || s.bfd != nil && s.bfd.Up(p.Address) {
+		p.bfd = now
+	}
 	if out.Up {
 		p.up, complete = now, s.sent.all(state)
 		if complete {
@@ -126,19 +125,33 @@ func (s *speaker) session(p *peer, state *api.Peer) (out bgp.Session, complete b
 	case !p.closed.IsZero():
 		out.Up, out.Why = false, tooMany
 	case out.Up, now.Sub(p.up) < graceTime:
-	case p.why != "":
-		out.Why = p.why
 	default:
-		out.Why = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
+		out.Why = p.down(s.tries.failure(p.Address))
 	}
 	return out, complete || !out.Up && out.Why != ""
 }
 
+// down says why there is no session: how the last one ended, and why the last attempt to connect
+// failed, which is empty if it hasn't.
+func (p *peer) down(failure string) string {
+	switch {
+	case strings.HasSuffix(failure, unix.ECONNREFUSED.Error()):
+		failure = "it refuses connections: does a BGP speaker run there?"
+	case p.known && failure != "":
+		failure = "it doesn't answer"
+	case p.why == "" && p.known:
+		failure = "it doesn't connect"
+	case p.why == "":
+		failure = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
+	}
+	if p.why != "" && failure != "" {
+		return p.why + "; " + failure
+	}
+	return p.why + failure
+}
+
 // lacks returns what a session that is up lacks.
 func (s *speaker) lacks(p *peer, state *api.Peer) string {
-	if !p.BFD || state.State.GetBfdState().GetSessionState() == api.BfdSessionState_BFD_SESSION_STATE_UP {
-		p.bfd = time.Now()
-	}
 	mixed := false
 	for prefix, via := range s.prefixes {
 		mixed = mixed || prefix.Addr().Is4() && via.Is6()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
@@ -112,9 +113,51 @@ func TestLacks(t *testing.T) {
 	if s.lacks(p, able) == "" {
 		t.Error("nothing is said about a peer without BFD")
 	}
-	able.State.BfdState = &api.BfdPeerState{SessionState: api.BfdSessionState_BFD_SESSION_STATE_UP}
-	if why := s.lacks(p, able); why != "" {
-		t.Errorf("BFD is up: %s", why)
+}
+
+// TestDown checks what is said about a peer without a session.
+func TestDown(t *testing.T) {
+	refused, silent := "dial tcp 192.0.2.2:0->192.0.2.1:179: connect: connection refused", "dial tcp 192.0.2.2:0->192.0.2.1:179: i/o timeout"
+	for _, c := range []struct {
+		known              bool
+		why, failure, want string
+	}{
+		{false, "", "", "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"},
+		{false, "", silent, "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"},
+		{false, "", refused, "it refuses connections: does a BGP speaker run there?"},
+		{false, "notification-received", "", "notification-received"},
+		{true, "", "", "it doesn't connect"},
+		{true, "", silent, "it doesn't answer"},
+		{true, "BFD has ended the session", refused, "BFD has ended the session; it refuses connections: does a BGP speaker run there?"},
+		{true, "BFD has ended the session", silent, "BFD has ended the session; it doesn't answer"},
+		{true, "hold-timer-expired", "", "hold-timer-expired"},
+	} {
+		tries := newTries()
+		at := netip.MustParseAddr("192.0.2.1")
+		if c.failure != "" {
+			slog.New(triesHandler{tries: tries}).With(peerAttribute, at.String()).Debug(connectFailed, errAttribute, c.failure)
+		}
+		if got := (&peer{known: c.known, why: c.why}).down(tries.failure(at)); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+		if tries.reached(at, wire.BGP_FSM_OPENSENT, time.Now()); tries.failure(at) != "" {
+			t.Errorf("a connection hasn't made %q forgotten", c.failure)
+		}
+	}
+}
+
+// TestTries checks until when it is known that a peer had a session.
+func TestTries(t *testing.T) {
+	tries, at, now := newTries(), netip.MustParseAddr("192.0.2.1"), time.Now()
+	if tries.reached(at, wire.BGP_FSM_OPENCONFIRM, now); !tries.established(at).IsZero() {
+		t.Error("before the session is up")
+	}
+	tries.reached(at, wire.BGP_FSM_ESTABLISHED, now)
+	if tries.reached(at, wire.BGP_FSM_IDLE, now.Add(time.Second)); !tries.established(at).Equal(now) {
+		t.Error("after its end, when its routes may be kept")
+	}
+	if tries.forget(at); !tries.established(at).IsZero() {
+		t.Error("when its routes are gone")
 	}
 }
 

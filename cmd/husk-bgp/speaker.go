@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"net/netip"
@@ -18,6 +17,7 @@ import (
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 	"github.com/osrg/gobgp/v4/pkg/server"
 
+	"github.com/huskd/husk/internal/network/bfd"
 	"github.com/huskd/husk/internal/network/bgp"
 )
 
@@ -30,13 +30,6 @@ const (
 	restartTime = 120
 	// deferralTime is how long a restarted speaker waits for the routes of a peer that is down.
 	deferralTime = 5
-)
-
-// With BFD, a path is dead when no packet has come for bfdMultiplier intervals, which are in
-// microseconds. A router may want longer intervals.
-const (
-	bfdInterval   = 200_000
-	bfdMultiplier = 3
 )
 
 const (
@@ -79,13 +72,15 @@ type speaker struct {
 	peers    map[netip.Addr]*peer
 	prefixes map[netip.Prefix]netip.Addr // next hops
 	sent     *sentFamilies
+	tries    *tries
+	bfd      *bfd.Detector // nil while no peer has BFD
 	// distant are the peers without GTSM, from which the sockets that listen take packets of any TTL.
 	// It is nil until the sockets are guarded.
 	distant []netip.Addr
 }
 
 func newSpeaker(restarted bool) *speaker {
-	return &speaker{changed: make(chan struct{}, 1), restarted: restarted}
+	return &speaker{changed: make(chan struct{}, 1), restarted: restarted, tries: newTries()}
 }
 
 func (s *speaker) nudge() {
@@ -135,14 +130,10 @@ func (s *speaker) leave() {
 // stop ends all sessions; peers remove the routes at once.
 func (s *speaker) stop() {
 	if s.bgp != nil {
-		// One by one: StopBgp, which removes all of them, and the BFD of a peer that fails at that
-		// moment can wait for each other.
-		for address := range s.peers {
-			_ = s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: address.String()})
-		}
 		_ = s.bgp.StopBgp(context.Background(), &api.StopBgpRequest{})
 		s.bgp.Stop()
 		s.bgp = nil
+		s.stopBFD()
 	}
 }
 
@@ -161,8 +152,8 @@ func (s *speaker) apply() error {
 }
 
 func (s *speaker) start() error {
-	level := &slog.LevelVar{}
-	b := server.NewBgpServer(server.LoggerOption(slog.New(slog.NewTextHandler(io.Discard, nil)), level))
+	tries := newTries()
+	b := server.NewBgpServer(server.LoggerOption(slog.New(triesHandler{tries: tries}), &slog.LevelVar{}))
 	go b.Serve()
 	ctx := context.Background()
 	global := &api.Global{Asn: s.desired.AS, RouterId: s.desired.RouterID.String(), ListenPort: 179, UseMultiplePaths: true}
@@ -175,7 +166,7 @@ func (s *speaker) start() error {
 	}
 	s.bgp, s.begun = b, time.Now()
 	s.peers, s.prefixes, s.sent = map[netip.Addr]*peer{}, map[netip.Prefix]netip.Addr{}, newSentFamilies()
-	s.distant = nil
+	s.tries, s.distant = tries, nil
 	// A node announces its own blocks only. It must not become a transit for its peers.
 	const name = "own"
 	policy := &api.Policy{Name: name, Statements: []*api.Statement{{
@@ -201,6 +192,7 @@ func (s *speaker) start() error {
 			if e.Peer.State.SessionState != wire.BGP_FSM_ESTABLISHED {
 				sent.reset(e.Peer.State.NeighborAddress)
 			}
+			tries.reached(e.Peer.State.NeighborAddress, e.Peer.State.SessionState, time.Now())
 			s.nudge()
 		},
 	}, server.WatchPostUpdate(false, "", ""), server.WatchEor(false), server.WatchPeer())
@@ -294,6 +286,10 @@ func (s *speaker) setPeers() error {
 			}
 		}
 		delete(s.peers, a)
+		if s.bfd != nil {
+			s.bfd.Remove(a)
+		}
+		s.tries.forget(a)
 	}
 	for a, p := range want {
 		if _, ok := s.peers[a]; ok {
@@ -304,17 +300,28 @@ func (s *speaker) setPeers() error {
 		}
 		s.peers[a] = &peer{Peer: p, up: time.Now(), bfd: time.Now()}
 	}
-	return nil
+	return s.setBFD(want)
 }
 
 func (s *speaker) add(p bgp.Peer) error {
 	if err := s.bgp.AddPeer(context.Background(), &api.AddPeerRequest{Peer: s.config(p)}); err != nil {
 		return fmt.Errorf("add peer %v: %w", p.Address, err)
 	}
-	if p.BFD {
-		return guardBFD()
-	}
 	return nil
+}
+
+// again removes a peer and adds it again, without its routes.
+func (s *speaker) again(p *peer) error {
+	err := s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: p.Address.String()})
+	if err == nil {
+		next := p.Peer
+		next.Passive = p.Passive && !p.dialed
+		err = s.add(next)
+	}
+	if err != nil {
+		delete(s.peers, p.Address) // apply adds it again
+	}
+	return err
 }
 
 // config returns the peer as gobgp takes it.
@@ -338,9 +345,6 @@ func (s *speaker) config(p bgp.Peer) *api.Peer {
 	if a := s.local(p.Address.Is6()); a.IsValid() {
 		out.Transport.LocalAddress = a.String()
 	}
-	if p.BFD {
-		out.Bfd = &api.BfdPeerConfig{Enabled: true, DesiredMinimumTxInterval: bfdInterval, RequiredMinimumReceive: bfdInterval, DetectionMultiplier: bfdMultiplier}
-	}
 	if p.AS != s.desired.AS {
 		// Other nodes of this AS are behind the peer. This node's own blocks are ignored in any case.
 		out.Conf.AllowOwnAsn = 1
@@ -359,6 +363,9 @@ func (s *speaker) config(p bgp.Peer) *api.Peer {
 // state returns what there is.
 func (s *speaker) state() bgp.State {
 	out := bgp.State{Version: bgp.Version}
+	if s.bgp != nil {
+		s.endDead()
+	}
 	if s.err != nil {
 		out.Error = s.err.Error()
 	}

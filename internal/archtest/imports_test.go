@@ -73,6 +73,7 @@ var layer = map[string]int{
 	"internal/network/enforcement":      agent,
 	"internal/network/explain":          agent,
 	"internal/network/wireguard":        driver,
+	"internal/network/bfd":              driver,
 	"internal/network/bgp":              driver,
 	"internal/network/companion":        driver,
 	"internal/network/heartbeat":        driver,

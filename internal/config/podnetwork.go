@@ -64,7 +64,7 @@ type PodNetwork struct {
 // BGP says how the node speaks BGP. It is used only with network-backend bgp.
 type BGP struct {
 	AS          int      `key:"bgp-as" help:"number of the node's autonomous system, for network-backend bgp; nodes of the same one exchange routes with each other unless there are bgp-peers"`
-	Peers       []string `key:"bgp-peers" help:"routers to exchange routes with by BGP instead, such as route reflectors or top-of-rack switches: ADDRESS=AS, ADDRESS=AS/bfd to find within a second that one is dead, ADDRESS=AS/gtsm to take only packets from the same link, with a TTL of 255 (RFC 5082), or ADDRESS=AS/bfd/gtsm"`
+	Peers       []string `key:"bgp-peers" help:"routers to exchange routes with by BGP instead, such as route reflectors or top-of-rack switches: ADDRESS=AS, ADDRESS=AS/bfd to find within a second that one is dead (RFC 5881), ADDRESS=AS/gtsm to take only packets from the same link, with a TTL of 255 (RFC 5082), or ADDRESS=AS/bfd/gtsm"`
 	BGPPassword string   `key:"bgp-password-file" help:"file with the password of all BGP sessions (TCP-MD5); empty for none"`
 }
 

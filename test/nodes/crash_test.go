@@ -12,8 +12,8 @@ import (
 
 // TestBGPRouterDies kills the programs of two routers with BFD, of which one has graceful restart,
 // and takes the node's link down. Each time, the routes by them must go long before the hold time of
-// 30 seconds and the restart time of 120, unless the program that answers BFD lives on. They must
-// come back when the routers do.
+// 30 seconds and the restart time of 120. FRR's program for BFD says that the path is down when only
+// that for BGP has died. The routes must come back when the routers do.
 func TestBGPRouterDies(t *testing.T) {
 	t.Parallel()
 	for software, routing := range routings {
@@ -79,6 +79,8 @@ func routersDie(t *testing.T, software routing, six bool) {
 		each(func(r *router) { r.kill(software.speaker()) })
 		if away > 10*time.Second {
 			has(what, away/2, false)
+			a.says("it refuses connections", true)
+			t.Log(a.Husk("net", "nodes").Stderr)
 		}
 		time.Sleep(time.Until(killed.Add(away)))
 		each(func(r *router) { software.again(r.machine, software.speaker()) })

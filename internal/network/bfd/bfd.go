@@ -1,5 +1,4 @@
-// Package bfd finds within a fraction of a second that the path to a neighbour on the same link is
-// dead: Bidirectional Forwarding Detection in asynchronous mode (RFC 5880, RFC 5881), without echo
+// Package bfd finds within a second that the path to a neighbour on the same link is dead: Bidirectional Forwarding Detection in asynchronous mode (RFC 5880, RFC 5881), without echo
 // and authentication.
 //
 // It says what it has found and ends nothing itself: what depends on the path decides that.
@@ -62,7 +61,7 @@ type Detector struct {
 
 // Listen returns a detector that receives packets at this node's addresses. Control is called for
 // each socket before it is bound, and has to make it take packets of HopLimit only. Changed is
-// called when Failures or Up may return something new, and must not block.
+// called when Failures or Up may return something new. It must not block.
 func Listen(cfg Config, local []netip.Addr, control func(network, address string, c syscall.RawConn) error, changed func()) (*Detector, error) {
 	d := &Detector{cfg: cfg, changed: changed, sessions: map[netip.Addr]*runner{}}
 	config := net.ListenConfig{Control: control}
@@ -79,13 +78,22 @@ func Listen(cfg Config, local []netip.Addr, control func(network, address string
 	return d, nil
 }
 
-// Add begins a session between an address of this node and a peer.
+// Add begins a session between an address of this node and a peer, unless there is one.
 func (d *Detector) Add(local, peer netip.Addr) error {
-	conn, err := dial(local, peer)
-	if err != nil {
-		return fmt.Errorf("send packets of BFD to %v: %w", peer, err)
+	d.mu.Lock()
+	_, ok := d.sessions[peer]
+	d.mu.Unlock()
+	if ok {
+		return nil
 	}
-	r := &runner{peer: peer, conn: conn, packets: make(chan packet, 1), stop: make(chan struct{}), ended: make(chan struct{})}
+	conn, err := sender(local)
+	if err != nil {
+		return fmt.Errorf("open a socket for BFD with %v: %w", peer, err)
+	}
+	r := &runner{
+		peer: peer, conn: conn, to: net.UDPAddrFromAddrPort(netip.AddrPortFrom(peer, Port)),
+		packets: make(chan packet, 1), stop: make(chan struct{}), ended: make(chan struct{}),
+	}
 	r.session = newSession(d.cfg, rand.Uint32N(1<<32-1)+1)
 	d.mu.Lock()
 	d.sessions[peer] = r
@@ -94,7 +102,7 @@ func (d *Detector) Add(local, peer netip.Addr) error {
 	return nil
 }
 
-// Remove ends a session. The peer is told that this isn't a failure.
+// Remove ends the session with a peer if there is one. The peer is told that this isn't a failure.
 func (d *Detector) Remove(peer netip.Addr) {
 	d.mu.Lock()
 	r := d.sessions[peer]
@@ -171,7 +179,8 @@ func (d *Detector) read(socket *net.UDPConn) {
 // runner gives a session its clock and its socket.
 type runner struct {
 	peer        netip.Addr
-	conn        net.Conn
+	conn        net.PacketConn
+	to          net.Addr
 	packets     chan packet
 	stop, ended chan struct{}
 	session     *session // Invariant: guarded by Detector.mu.
@@ -184,7 +193,7 @@ func (d *Detector) run(r *runner) {
 	defer send.Stop()
 	defer expiry.Stop()
 	var sent time.Time
-	write := func(p packet) { _, _ = r.conn.Write(p.encode()) } // BFD is about lost packets
+	write := func(p packet) { _, _ = r.conn.WriteTo(p.encode(), r.to) } // BFD is about lost packets
 	for {
 		var failure string
 		var answer, periodic bool
@@ -257,21 +266,25 @@ func jittered(interval time.Duration, multiplier uint8) time.Duration {
 	return time.Duration(float64(interval) * (least + rand.Float64()*(most-least)))
 }
 
-// dial returns a socket that sends to a peer from a port of its own.
-func dial(local, peer netip.Addr) (conn net.Conn, err error) {
+// sender returns a socket that sends from a port of its own and receives nothing. It isn't connected,
+// since that fails while there is no route.
+func sender(local netip.Addr) (conn net.PacketConn, err error) {
 	level, ttl, class := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS
-	if peer.Is6() {
+	if local.Is6() {
 		level, ttl, class = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_TCLASS
 	}
-	control := func(_, _ string, c syscall.RawConn) (err error) {
+	none := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) {
-			err = errors.Join(unix.SetsockoptInt(int(fd), level, ttl, HopLimit), unix.SetsockoptInt(int(fd), level, class, networkControl))
+			err = errors.Join(
+				unix.SetsockoptInt(int(fd), level, ttl, HopLimit), unix.SetsockoptInt(int(fd), level, class, networkControl),
+				unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &none}),
+			)
 		}), err)
-	}
+	}}
 	for range 16 {
 		port := uint16(sourceMin + rand.IntN(sourceMax-sourceMin+1))
-		dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(local, port)), Control: control}
-		conn, err = dialer.Dial("udp", netip.AddrPortFrom(peer, Port).String())
+		conn, err = config.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(local, port).String())
 		if !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}

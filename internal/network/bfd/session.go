@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -57,7 +58,7 @@ func (s *session) receive(p packet, now time.Time) (answer bool, failure string)
 		s.set(up, diagNone)
 	case s.state == up && p.state == down:
 		s.set(down, diagNeighborDown)
-		failure = "it has lost this node's packets of BFD, or was started again"
+		failure = p.diag.why()
 	}
 	if s.state == up {
 		s.seen = now
@@ -76,6 +77,17 @@ func (s *session) expire() (failure string) {
 	}
 	s.yours, s.minRx, s.demand, s.heard = 0, time.Microsecond, false, time.Time{}
 	return failure
+}
+
+// why says why a peer's session went down that was up here.
+func (d diagnostic) why() string {
+	switch d {
+	case diagNone:
+		return "it has begun BFD anew"
+	case diagExpired:
+		return "it no longer gets this node's packets of BFD"
+	}
+	return fmt.Sprintf("its BFD says so, with diagnostic %d", d)
 }
 
 func (s *session) set(to state, why diagnostic) {
