@@ -48,8 +48,8 @@ func (s *speaker) guard(want map[netip.Addr]bgp.Peer) error {
 	return nil
 }
 
-// nearbyOnly makes a socket take no packets from behind routers, as RFC 5881 requires for BFD. It is
-// called before the socket is bound, so that no other packet is in its buffer.
+// nearbyOnly makes a socket take no packets from behind routers, as RFC 5881 requires for BFD. It
+// is called before the socket is bound, so that no other packet is in its buffer.
 func nearbyOnly(_, _ string, c syscall.RawConn) error {
 	program, err := assemble(nearby(nil))
 	if err != nil {

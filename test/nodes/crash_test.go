@@ -11,9 +11,9 @@ import (
 )
 
 // TestBGPRouterDies kills the programs of two routers with BFD, of which one has graceful restart,
-// and takes the node's link down. Each time, the routes by them must go long before the hold time of
-// 30 seconds and the restart time of 120. FRR's program for BFD says that the path is down when only
-// that for BGP has died. The routes must come back when the routers do.
+// and takes the node's link down. Each time, the routes by them must go long before the hold time
+// of 30 seconds and the restart time of 120. FRR's program for BFD says that the path is down when
+// only that for BGP has died. The routes must come back when the routers do.
 func TestBGPRouterDies(t *testing.T) {
 	t.Parallel()
 	for software, routing := range routings {

@@ -1,5 +1,6 @@
-// Package bfd finds within a second that the path to a neighbour on the same link is dead: Bidirectional Forwarding Detection in asynchronous mode (RFC 5880, RFC 5881), without echo
-// and authentication.
+// Package bfd finds within a second that the path to a neighbour on the same link is dead:
+// Bidirectional Forwarding Detection in asynchronous mode (RFC 5880, RFC 5881), without echo and
+// authentication.
 //
 // It says what it has found and ends nothing itself: what depends on the path decides that.
 package bfd
@@ -266,8 +267,8 @@ func jittered(interval time.Duration, multiplier uint8) time.Duration {
 	return time.Duration(float64(interval) * (least + rand.Float64()*(most-least)))
 }
 
-// sender returns a socket that sends from a port of its own and receives nothing. It isn't connected,
-// since that fails while there is no route.
+// sender returns a socket that sends from a port of its own and receives nothing. It isn't
+// connected, since that fails while there is no route.
 func sender(local netip.Addr) (conn net.PacketConn, err error) {
 	level, ttl, class := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS
 	if local.Is6() {

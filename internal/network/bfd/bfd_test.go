@@ -11,8 +11,8 @@ import (
 	"github.com/huskd/husk/internal/netns/netnstest"
 )
 
-// TestDetector runs two detectors until both are up. Then one ends its session, which is no failure,
-// and the path goes, which is one.
+// TestDetector runs two detectors until both are up. Then one ends its session, which is no
+// failure, and the path goes, which is one.
 func TestDetector(t *testing.T) {
 	for name, at := range map[string][2]netip.Addr{
 		"IPv4": {netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")},

@@ -36,8 +36,8 @@ func newSession(cfg Config, discriminator uint32) *session {
 }
 
 // receive takes a packet. It returns whether to answer at once, and why the session has failed,
-// which is empty if it hasn't. A session that the peer has ended on purpose hasn't failed: that says
-// nothing about the path (RFC 5882, section 4.2).
+// which is empty if it hasn't. A session that the peer has ended on purpose hasn't failed: that
+// says nothing about the path (RFC 5882, section 4.2).
 func (s *session) receive(p packet, now time.Time) (answer bool, failure string) {
 	if p.yours != 0 && p.yours != s.mine {
 		return false, ""
