@@ -20,11 +20,11 @@ func TestRename(t *testing.T) {
 	near, far := u.Segment(node.Media{}), u.Segment(node.Media{})
 	nodes := []*machine{newMachine(t, near), newMachine(t, near), newMachine(t, far)}
 	store := startEtcd(t, nodes[0])
-	flags := func(m *machine, name string) node.Option {
+	flags := func(name string) node.Option {
 		return node.Flags("--pod-subnets", "10.201.0.0/16,fd68:7573:6b01::/48", "--network-store", "etcd", "--etcd-endpoints", store.url(), "--etcd-insecure", "--node-name", name)
 	}
 	for _, m := range nodes {
-		m.flags = flags(m, m.Uplink.Name())
+		m.flags = flags(m.Uplink.Name())
 	}
 	start(t, nodes...)
 	for _, m := range nodes {
@@ -42,7 +42,7 @@ func TestRename(t *testing.T) {
 		if way == "away" {
 			store.stop()
 		}
-		renamed.flags = flags(renamed, next)
+		renamed.flags = flags(next)
 		renamed.restart()
 		if way == "away" {
 			for _, s := range streams {
