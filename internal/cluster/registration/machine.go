@@ -20,9 +20,13 @@ const (
 	architecture    = runtime.GOARCH
 )
 
-// declaredFeatures are those of Husk that the API server lets pods use only on nodes that declare
-// them, sorted. See k8s.io/component-helpers/nodedeclaredfeatures.
-var declaredFeatures = []string{"InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"}
+// declaredFeatures are those of Husk that pods or the API server use only on nodes that declare
+// them, sorted. See k8s.io/component-helpers/nodedeclaredfeatures. Husk lacks
+// UserNamespacesHostNetworkSupport, which is off in a kubelet, too.
+var declaredFeatures = []string{
+	"ExtendWebSocketsToKubelet", "InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers",
+	"RestartAllContainersOnContainerExits",
+}
 
 // Machine describes the properties of a node that don't change while huskd runs.
 type Machine struct {

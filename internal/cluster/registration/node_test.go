@@ -109,7 +109,7 @@ func TestRegisters(t *testing.T) {
 		t.Errorf("the node is %+v", created)
 	}
 	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 ||
-		!slices.IsSorted(created.Status.DeclaredFeatures) || len(created.Status.DeclaredFeatures) == 0 || !*created.Status.Features.SupplementalGroupsPolicy {
+		!slices.IsSorted(created.Status.DeclaredFeatures) || !slices.Contains(created.Status.DeclaredFeatures, "RestartAllContainersOnContainerExits") || !*created.Status.Features.SupplementalGroupsPolicy {
 		t.Errorf("its status is %+v", created.Status)
 	}
 	for kind, reason := range map[corev1.NodeConditionType]string{
