@@ -42,16 +42,17 @@ func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
 }
 
 // follow changes a running pod into what is declared now, and stops it if it is being deleted
-// there. The grace of the stop can only get shorter.
+// there. The grace of the stop can only get shorter. The stop comes first, because the deletion has
+// a generation, and whoever sees that one in the status expects the pod to end.
 func (w *worker) follow(d declaration) error {
-	if err := w.change(d.pod); err != nil || d.deletionGrace == nil {
-		return err
-	}
 	rec := w.record()
-	if rec.Want == podplan.Remove || rec.Want == podplan.Stop && rec.Grace != nil && *rec.Grace <= *d.deletionGrace {
-		return nil
+	ends := rec.Want == podplan.Remove || rec.Want == podplan.Stop && rec.Grace != nil && d.deletionGrace != nil && *rec.Grace <= *d.deletionGrace
+	if d.deletionGrace != nil && !ends {
+		if err := w.want(podplan.Stop, d.deletionGrace); err != nil {
+			return err
+		}
 	}
-	return w.want(podplan.Stop, d.deletionGrace)
+	return w.change(d.pod)
 }
 
 // change changes a running pod into pod.
@@ -59,13 +60,18 @@ func (w *worker) change(pod *corev1.Pod) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before := w.rec.declared()
-	if identity.Hash(before) == identity.Hash(pod) && equality.Semantic.DeepEqual(before.Spec.EphemeralContainers, pod.Spec.EphemeralContainers) {
+	same := identity.Hash(before) == identity.Hash(pod) && equality.Semantic.DeepEqual(before.Spec.EphemeralContainers, pod.Spec.EphemeralContainers)
+	if same && before.Generation == pod.Generation {
 		return nil
 	}
 	if err := w.resizer.setPod(pod); err != nil {
 		return err
 	}
-	w.changed() // a volume may hold the pod's labels
+	if same {
+		w.nudge() // to publish the generation
+	} else {
+		w.changed() // a volume may hold the pod's labels
+	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -155,6 +156,65 @@ func TestDeletionInAPIServer(t *testing.T) {
 	}
 	h.Declare(fromAPI())
 	h.waitGone("a-1")
+}
+
+// What is published of a pod has the generation that it was made from.
+func TestGeneration(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	sized := func(generation int64, milli int64) *corev1.Pod {
+		p := requesting(t, "a", fmt.Sprintf("cpu: %dm", milli))
+		p.Generation = generation
+		return p
+	}
+	const first, last = 1, 30
+	h.Declare(fromAPI(sized(first, 100+first)))
+	done := make(chan int64)
+	go func() {
+		for {
+			p, err := h.Get("a")
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			if g, cpu := p.Manifest.Generation, p.Manifest.Spec.Containers[0].Resources.Requests.Cpu().MilliValue(); cpu != 100+g {
+				t.Errorf("generation %d has %dm of CPU", g, cpu)
+			}
+			if p.Manifest.Generation == last {
+				break
+			}
+			<-p.Newer
+		}
+		close(done)
+	}()
+	for g := int64(first + 1); g <= last; g++ {
+		h.Declare(fromAPI(sized(g, 100+g)))
+	}
+	select {
+	case <-done:
+	case <-h.ctx().Done():
+		t.Fatal("the last generation was not published")
+	}
+	is := func(generation int64) func(Pod) bool {
+		return func(p Pod) bool { return p.Manifest.Generation == generation }
+	}
+	h.Declare(fromAPI(sized(last+1, 100+last))) // nothing has changed that matters to the agent
+	h.waitFor("a", "of the next generation", is(last+1))
+	h.Declare(fromAPI(sized(last+2, 64000)))
+	p := h.waitFor("a", "of the generation whose resize is held", is(last+2))
+	if cpu := p.Manifest.Spec.Containers[0].Resources.Requests.Cpu(); cpu.MilliValue() != 100+last || p.Resize.Held != corev1.PodReasonInfeasible {
+		t.Errorf("a resize that can't fit: %s of CPU, %+v", cpu, p.Resize)
+	}
+	h.restart()
+	if p, err := h.Get("a"); err != nil || !is(last+2)(p) {
+		t.Errorf("after a restart: generation %d, %v", p.Manifest.Generation, err)
+	}
+	set := fromAPI(sized(last+3, 64000))
+	set.Pods[0].DeletionGrace = new(time.Second)
+	h.Declare(set)
+	if p := h.waitFor("a", "of the generation of its deletion", is(last+3)); p.Want != podplan.Stop {
+		t.Errorf("the pod has the generation of its deletion, and should still %s", p.Want)
+	}
 }
 
 // Config.Changed is called when a pod changes.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
@@ -23,7 +24,7 @@ const scheme = "husk://"
 // and keeps what others have written there and the times of conditions that haven't changed.
 func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) corev1.PodStatus {
 	s := *pod.Status.DeepCopy()
-	s.ObservedGeneration = pod.Generation
+	s.ObservedGeneration = observedGeneration(pod, p)
 	s.HostIP, s.HostIPs, s.NominatedNodeName = "", nil, ""
 	for _, ip := range node.IPs {
 		s.HostIPs = append(s.HostIPs, corev1.HostIP{IP: ip})
@@ -68,6 +69,19 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) 
 	}
 	conditions{&s, pod, now}.set(p)
 	return s
+}
+
+// observedGeneration returns the generation of the server's pod that p was made from. The server
+// may have a newer one by now, of which the status says nothing. A mirror is replaced, never
+// changed, so that it has only one.
+func observedGeneration(pod *corev1.Pod, p agent.Pod) int64 {
+	switch {
+	case !strings.HasPrefix(p.Source, string(source.API)):
+		return pod.Generation
+	case p.Manifest.Generation == 0: // huskd recorded the pod before it recorded generations
+		return pod.Status.ObservedGeneration
+	}
+	return p.Manifest.Generation
 }
 
 // neverRan returns the status of a pod that is being deleted and that this node doesn't know. It
@@ -200,7 +214,7 @@ func resourcesOf(pod *corev1.Pod, c *corev1.Container, run container.Status, nod
 	return out
 }
 
-// conditions sets the conditions of a status.
+// conditions sets the conditions of a status, whose generation they get.
 type conditions struct {
 	*corev1.PodStatus
 	pod *corev1.Pod
@@ -213,7 +227,7 @@ func (c conditions) put(of corev1.PodConditionType, is bool, reason, message str
 	if is {
 		status = corev1.ConditionTrue
 	}
-	next := corev1.PodCondition{Type: of, Status: status, Reason: reason, Message: message, LastTransitionTime: *stamp(c.now), ObservedGeneration: c.pod.Generation}
+	next := corev1.PodCondition{Type: of, Status: status, Reason: reason, Message: message, LastTransitionTime: *stamp(c.now), ObservedGeneration: c.ObservedGeneration}
 	i := slices.IndexFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == of })
 	if i < 0 {
 		c.Conditions = append(c.Conditions, next)

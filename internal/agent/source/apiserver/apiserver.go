@@ -313,6 +313,7 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 		if b.pod == nil {
 			b.raw, b.pod = pod, known
 		}
+		b.observe(pod)
 		return b, nil
 	}
 	if known == nil && !s.admits(b, node, pod) {
@@ -328,11 +329,22 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 		return nil, nil
 	case b.pod == nil:
 		b.pod = known // it stays as it was before huskd's restart
+	case !refused:
+		b.observe(pod) // of a generation that differs in nothing that matters here
 	}
 	if known == nil && !s.services.Synced() {
 		return nil, waitError{"CreateContainerConfigError", errors.New("the pod waits for the list of services, for its environment variables")}
 	}
 	return b, s.resolve(ctx, b, needed)
+}
+
+// observe gives the agent's pod the generation of the server's.
+func (b *bound) observe(pod *corev1.Pod) {
+	if b.pod.Generation != pod.Generation {
+		next := *b.pod // the agent may have b.pod
+		next.Generation = pod.Generation
+		b.pod = &next
+	}
 }
 
 // changed reports whether a change of a pod matters to the agent. Changes of its status don't.

@@ -230,6 +230,44 @@ func TestPodLifecycle(t *testing.T) {
 	f.expect()
 }
 
+// TestGeneration: a pod is delivered with the generation that it was made from.
+func TestGeneration(t *testing.T) {
+	f := newFixture(t)
+	of := func(generation int64, image string, change ...func(*corev1.Pod)) *corev1.Pod {
+		return pod("a", append(change, func(p *corev1.Pod) { p.Generation, p.Spec.Containers[0].Image = generation, image })...)
+	}
+	invalid := func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }
+	var before []source.Pod
+	delivered := func(generation int64, image string) {
+		t.Helper()
+		f.eventually(fmt.Sprintf("%s of generation %d", image, generation), func() bool {
+			return len(f.set.Pods) == 1 && f.set.Pods[0].Generation == generation && f.set.Pods[0].Spec.Containers[0].Image == image
+		})
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		before = append(before, f.set.Pods[0])
+	}
+	f.Put(podList, of(1, "localhost/x"))
+	delivered(1, "localhost/x")
+	f.Put(podList, of(2, "localhost/y"))
+	delivered(2, "localhost/y")
+	f.Put(podList, of(3, "localhost/y")) // what has changed was changed back
+	delivered(3, "localhost/y")
+	f.Put(podList, of(4, "localhost/z", invalid)) // not valid: the pod stays what it was
+	f.eventually("refused", func() bool { return f.refused["a/"] != "" })
+	delivered(3, "localhost/y")
+	f.Put(podList, of(5, "localhost/z", invalid, func(p *corev1.Pod) {
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(7))
+	}))
+	f.expect("a within 7s")
+	delivered(5, "localhost/y")
+	for i, want := range []int64{1, 2, 3, 3, 5} {
+		if got := before[i].Generation; got != want {
+			t.Errorf("a pod that was delivered with generation %d has %d now", want, got)
+		}
+	}
+}
+
 // TestStatusUpdatesDeliverNothing has status changes, which the reporter itself causes.
 func TestStatusUpdatesDeliverNothing(t *testing.T) {
 	f := newFixture(t)

@@ -109,8 +109,10 @@ func (b *bound) isSynthetic(kind, name string) bool {
 }
 
 // restore puts back what package manifest refuses: the service account, to which variables may
-// refer, and the ephemeral containers, which are the last containers of a standalone pod.
+// refer, the ephemeral containers, which are the last containers of a standalone pod, and the
+// generation, which the pod's status names.
 func restore(plain, pod *corev1.Pod) {
+	plain.Generation = pod.Generation
 	spec, n := &plain.Spec, len(pod.Spec.Containers)
 	spec.ServiceAccountName = pod.Spec.ServiceAccountName
 	for i, c := range spec.Containers[n:] {
