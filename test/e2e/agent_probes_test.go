@@ -206,6 +206,19 @@ func TestHooks(t *testing.T) {
 		return ""
 	})
 
+	// While the container of a failed hook runs on, the pod isn't ready.
+	w.run(strings.Replace(podOf("stubborn", keep("stubborn")+only(mount+"command: "+shell("trap '' TERM; while [ ! -e /h/end ]; do sleep 0.1; done")+
+		", lifecycle: {postStart: "+script("echo no luck; exit 3")+"}")), "terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 600", 1))
+	p := w.eventually("stubborn", "stopped for its hook", func(p listed) bool { return p.Reason == "PostStartHookError" })
+	if c := p.Containers[0]; p.Ready || c.Ready || c.State != "Waiting" || c.Reason != p.Reason || !strings.Contains(c.Message, "exit code 3: no luck") {
+		t.Errorf("while the container of a failed hook is being stopped, the pod is %+v", p)
+	}
+	if out := w.MustHusk("events", "stubborn"); !strings.Contains(out, "FailedPostStartHook") || !strings.Contains(out, "failed its postStart hook, will be restarted") {
+		t.Error(out)
+	}
+	w.Must("touch", w.Dir+"/stubborn/end")
+	w.eventually("stubborn", "restarted", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+
 	// An httpGet hook, and a stop signal from the manifest.
 	w.run(podOf("asked", keep("asked")+only(mount+"ports: [{name: web, containerPort: 80}], command: "+shell("trap 'echo usr1 >/h/f; exit 0' USR1; "+
 		"httpd -f -vv -p 80 -h /www 2>/h/asked & while :; do wait; done")+
@@ -214,6 +227,6 @@ func TestHooks(t *testing.T) {
 	if got := log("asked"); got != "usr1" || !strings.Contains(w.Must("cat", w.Dir+"/asked/asked"), "url:/bye") {
 		t.Errorf("the pod logged %q, and its server %q", got, w.Must("cat", w.Dir+"/asked/asked"))
 	}
-	w.remove("both", "long", "hangs", "cut", "fails", "asked")
+	w.remove("both", "long", "hangs", "cut", "fails", "stubborn", "asked")
 	w.end()
 }

@@ -107,6 +107,9 @@ func Diff(pod, uid string, before, after podplan.Status) []Event {
 		if i < len(known) {
 			was = known[i]
 		}
+		if c.ID != "" && c.ID != was.ID {
+			add(c.Name, false, "Started", "Container started")
+		}
 		if !c.Finished.IsZero() && !c.Finished.Equal(was.Finished) {
 			message := fmt.Sprintf("ended with exit code %d", c.ExitCode)
 			if c.Message != "" && c.State == podplan.Terminated {
@@ -114,10 +117,7 @@ func Diff(pod, uid string, before, after podplan.Status) []Event {
 			}
 			add(c.Name, c.ExitCode != 0, "Ended", "%s", message)
 		}
-		switch {
-		case c.State == podplan.Running && (was.State != podplan.Running || was.ID != c.ID):
-			add(c.Name, false, "Started", "Container started")
-		case c.State == podplan.Waiting && c.Message != "" && (c.Reason != was.Reason || c.Message != was.Message):
+		if c.State == podplan.Waiting && c.Message != "" && (c.Reason != was.Reason || c.Message != was.Message) {
 			waiting(c, pod, uid, add)
 		}
 		switch {
@@ -166,7 +166,7 @@ func waiting(c podplan.ContainerStatus, pod, uid string, add func(container stri
 	case "ErrImagePull":
 		add(c.Name, true, "Failed", "Failed to pull image %q: %s", c.Image, c.Message)
 		add(c.Name, true, "Failed", "Error: %s", c.Reason)
-	case "ContainerCreating", "PodInitializing": // of a volume that can't be set up, which has its own event
+	case "ContainerCreating", "PodInitializing", "PostStartHookError": // the volume or the hook that failed has its own event
 	default:
 		add(c.Name, true, "Failed", "Error: %s", c.Message)
 	}

@@ -30,7 +30,9 @@ func TestDiff(t *testing.T) {
 	waiting := podplan.ContainerStatus{Name: "a", State: podplan.Waiting, Reason: "ContainerCreating"}
 	running := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Running, Ready: true}
 	unready := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Running}
-	again := podplan.ContainerStatus{Name: "a", ID: "2", State: podplan.Running, Restarts: 1, Finished: at, ExitCode: 3}
+	again := podplan.ContainerStatus{Name: "a", ID: "2", State: podplan.Running, Restarts: 1}
+	hooking := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Waiting, Reason: "ContainerCreating"}
+	hookFailed := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Waiting, Reason: "PostStartHookError", Message: "postStart hook failed: why"}
 	crash := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Finished: at, ExitCode: 3}
 	pull := func(reason string) podplan.Status {
 		return of(podplan.PhasePending, podplan.ContainerStatus{Name: "a", Image: "x", State: podplan.Waiting, Reason: reason, Message: "why"})
@@ -56,7 +58,10 @@ func TestDiff(t *testing.T) {
 		{up, up, ""},
 		{up, of(podplan.PhaseRunning, unready), "!a Unready: is no longer ready"},
 		{of(podplan.PhaseRunning, unready), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Ready: is ready"},
-		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, again), "!a Ended: ended with exit code 3\n-a Started: Container started"},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, again), "-a Started: Container started"},
+		{of(podplan.PhasePending, waiting), of(podplan.PhaseRunning, hooking), "-a Started: Container started"},
+		{of(podplan.PhaseRunning, hooking), of(podplan.PhaseRunning, hookFailed), ""},
+		{of(podplan.PhasePending, waiting), of(podplan.PhaseSucceeded, ended), "-a Started: Container started\n-a Ended: ended with exit code 0\n- PodSucceeded: the pod has ended"},
 		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, crash), "!a Ended: ended with exit code 3\n!a BackOff: Back-off restarting failed container a in pod p_default(uid)"},
 		{of(podplan.PhaseRunning, crash), of(podplan.PhaseRunning, crash), ""},
 		{of(podplan.PhaseRunning, running), of(podplan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- PodSucceeded: the pod has ended"},

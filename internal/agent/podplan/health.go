@@ -62,9 +62,9 @@ func NextProbe(spec *corev1.Probe, due, now time.Time) time.Time {
 }
 
 // hasStarted reports whether a container has started up: the containers after it may start, and its
-// other probes may run.
+// other probes may run. One whose postStart hook failed never has.
 func (v *view) hasStarted(c podContainer, run Container) bool {
-	return run.State == ContainerRunning && !v.o.Starting[c.name] && (c.StartupProbe == nil || run.Health.Startup == Healthy)
+	return run.State == ContainerRunning && !v.o.Starting[c.name] && run.Health.PostStart != Failing && (c.StartupProbe == nil || run.Health.Startup == Healthy)
 }
 
 // ready reports whether a run can serve requests.

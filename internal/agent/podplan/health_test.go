@@ -1,6 +1,7 @@
 package podplan
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -29,6 +30,17 @@ func probed(health map[string]Health) func(*Spec, *Observed) {
 	}
 }
 
+// hookFailed has the postStart hooks of runs failed, by their ID.
+func hookFailed(ids ...string) func(*Spec, *Observed) {
+	return func(_ *Spec, o *Observed) {
+		for i := range o.Containers {
+			if slices.Contains(ids, o.Containers[i].ID) {
+				o.Containers[i].Health = Health{PostStart: Failing, Message: "postStart hook failed: why"}
+			}
+		}
+	}
+}
+
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	up := Health{Startup: Healthy, Readiness: Healthy}
@@ -42,7 +54,12 @@ func TestHealth(t *testing.T) {
 
 		{name: "startup failed", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Failing}}), actions: "stop:a.0/30s", status: "Running a=Running"},
 		{name: "liveness failed, with the probe's grace period", containers: "a b", observed: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Healthy, Liveness: Failing}, "b.0": up}), actions: "stop:a.0/7s"},
-		{name: "hook failed", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {PostStart: Failing}}), actions: "stop:a.0/30s"},
+		{name: "hook failed", containers: "a", observed: "sb0 a.0:run", change: hookFailed("a.0"), actions: "stop:a.0/30s", status: "Running(PostStartHookError) a=Waiting/PostStartHookError"},
+		{name: "hook failed beside others", containers: "a b", observed: "sb0 a.0:run b.0:run", change: hookFailed("b.0"), actions: "stop:b.0/30s", status: "Running(PostStartHookError) a=Running b=Waiting/PostStartHookError"},
+		{name: "hook failed, exited", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: hookFailed("a.0"), actions: "start:a.1@sb0", status: "Running(Completed) a=Terminated/Completed"},
+		{name: "hook failed twice", containers: "a", observed: "sb0 a.0:exit=0@1 a.1:exit=0@5", now: 5, next: 15, change: hookFailed("a.0", "a.1"), status: "Running(CrashLoopBackOff) a=Waiting/CrashLoopBackOff"},
+		{name: "containers don't start after a sidecar whose hook failed", containers: "s:p a", observed: "sb0 p.0:run", change: hookFailed("p.0"), actions: "stop:p.0/30s",
+			status: "Pending(Init:PostStartHookError) p=Waiting/PostStartHookError a=Waiting/PodInitializing"},
 		{name: "liveness failed, exited", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
 		{name: "liveness failed, exited, OnFailure", policy: "OnFailure", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
 		{name: "liveness failed, exited, Never", policy: "Never", containers: "a", observed: "sb0 a.0:exit=143@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:sb0"},

@@ -90,6 +90,7 @@ const (
 	reasonOOM         = "OOMKilled"
 	reasonUnknown     = "ContainerStatusUnknown"
 	reasonSandbox     = "CreatePodSandboxError"
+	reasonPostStart   = "PostStartHookError"
 )
 
 // ReasonMount is the reason of a pod with a volume that can't be set up. As with a kubelet, the
@@ -263,6 +264,9 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		return out
 	}
 	switch {
+	case ok && run.State == ContainerRunning && run.Health.PostStart == Failing: // it is being stopped
+		out.Reason, out.Message = reasonPostStart, run.Health.Message
+		return out
 	case ok && run.State == ContainerRunning:
 		out.State, out.Up, out.Ready = Running, p.hasStarted(c, run), p.ready(c, run)
 		if !out.Ready || run.Health.MustStop() {
@@ -273,7 +277,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		out.State, out.Reason = Running, reasonUnknown
 		return out
 	case ok && run.State == ContainerExited:
-		out.State, out.Reason, out.Message = Terminated, exitReason(run), run.Message
+		out.State, out.Reason, out.Message = Terminated, exitReason(run), exitMessage(run)
 		out.Ready = c.runsToCompletion && run.ExitCode == 0
 	}
 	if f, refused := p.finalStartFailure(c.name); refused {
@@ -294,6 +298,14 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 
 func exitReason(run Container) string {
 	return cmp.Or(run.Reason, ExitReason(run.ExitCode, run.OOMKilled))
+}
+
+// exitMessage returns what a run left as its message or, without one, why its postStart hook failed.
+func exitMessage(run Container) string {
+	if run.Message == "" && run.Health.PostStart == Failing {
+		return run.Health.Message
+	}
+	return run.Message
 }
 
 // ExitReason returns the reason of the end of a run for which the runtime gives none.
@@ -337,8 +349,8 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 			return cmp.Or(f.Reason, reasonStart), f.Message
 		}
 		message := fmt.Sprintf("back-off %s restarting failed container %s", delay, c.name)
-		if ended && run.Message != "" {
-			message += ": " + run.Message
+		if last := exitMessage(run); ended && last != "" {
+			message += ": " + last
 		}
 		return reasonCrashLoop, message
 	}
