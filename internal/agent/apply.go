@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/manifest/identity"
+	"github.com/huskd/husk/internal/manifest/remedy"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -91,7 +92,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 	}
 	w = a.newWorker(rec)
 	a.workers[name] = w
-	if ignored := manifest.Ignored(pod); len(ignored) > 0 && !strings.HasPrefix(rec.Source, string(source.API)) {
+	if ignored := manifest.Ignored(pod); len(ignored) > 0 && rec.from() == remedy.Manifest {
 		w.normalEvent("", "Ignored", "no effect without a cluster: "+strings.Join(ignored, ", "))
 	}
 	w.start()

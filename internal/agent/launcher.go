@@ -123,10 +123,14 @@ func (l *launcher) startContainer(ctx context.Context, do podplan.StartContainer
 	defer l.nudge()
 	delete(l.starting, do.Name)
 	if err != nil {
-		f := view.Failure(err)
+		f, what := view.Failure(err), ""
+		if _, is := errors.AsType[*criconfig.NotFoundError](err); is {
+			what = ": " + l.rec.from().Object()
+			f.Message += what
+		}
 		if m, is := errors.AsType[mountError](err); is {
 			f.Reason = podplan.ReasonMount
-			l.warningEvent("", f.Reason, fmt.Sprintf("MountVolume.SetUp failed for volume %q : %v", m.volume, m.error))
+			l.warningEvent("", f.Reason, fmt.Sprintf("MountVolume.SetUp failed for volume %q : %v%s", m.volume, m.error, what))
 		} else if _, is := errors.AsType[configError](err); is {
 			f.Reason = "CreateContainerConfigError"
 		}

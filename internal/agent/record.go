@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -10,7 +11,9 @@ import (
 
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/remedy"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/trace"
 )
@@ -64,6 +67,14 @@ func (rec record) declared() *corev1.Pod {
 		return rec.Desired
 	}
 	return rec.Pod
+}
+
+// from says for whom messages about the pod are.
+func (rec record) from() remedy.Source {
+	if strings.HasPrefix(rec.Source, string(source.API)) {
+		return remedy.Cluster
+	}
+	return remedy.Manifest
 }
 
 // podState is what a worker and its parts share: the pod's record, the lock that guards it, and
@@ -120,7 +131,7 @@ func (s *podState) spec() podplan.Spec {
 	if s.drained != nil && rec.Want == podplan.Run {
 		rec = *s.drained
 	}
-	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, FirstRuns: rec.FirstRuns, Evicted: rec.Evicted}
+	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, FirstRuns: rec.FirstRuns, Source: rec.from(), Evicted: rec.Evicted}
 }
 
 // normalEvent adds an event about a container, or about the pod if container is empty.

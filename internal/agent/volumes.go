@@ -150,7 +150,7 @@ func (v *volumes) image(vol *corev1.Volume) (string, error) {
 		v.mu.Unlock()
 		img, err = v.images.fetch(ctx, ref, "", nil)
 	case errdefs.IsNotFound(err):
-		err = fmt.Errorf("%w, and pullPolicy is Never: load it with husk image load", err)
+		err = fmt.Errorf("%w, and pullPolicy is Never: %s", err, v.record().from().Image("pullPolicy"))
 	case err != nil:
 		err = fmt.Errorf("%w, and pullPolicy is Never", err)
 	}

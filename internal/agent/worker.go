@@ -6,18 +6,17 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
-	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/logs"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // worker runs one pod. It asks podplan what to do and has its parts do it. Each part has its own
@@ -169,7 +168,7 @@ func (w *worker) checkAdmission(d *podplan.Decision, seen snapshot) {
 		}
 		return
 	}
-	force := seen.occupied() || w.launcher.creating || strings.HasPrefix(w.rec.Source, string(source.API))
+	force := seen.occupied() || w.launcher.creating || w.rec.from() == remedy.Cluster
 	if refusal := w.a.admitted.Admit(w.rec.Pod, force); refusal.Reason != "" {
 		d.Actions, d.Backoffs = nil, w.backoffs
 		d.Status.Reason, d.Status.Message, d.Status.Stuck = refusal.Reason, refusal.Message, refusal.Final

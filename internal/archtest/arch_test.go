@@ -227,8 +227,10 @@ var fanOutMaxima = map[string]int{
 	// Groups of commands have packages of their own.
 	"internal/cli": 23,
 	// It runs pods through all owners. To import fewer, packages would have to forward. A pull says
-	// whose its login is, and a pod what it has, in the types of access.
-	"internal/agent": 20,
+	// whose its login is, and a pod what it has, in the types of access. Remedies are in a package of
+	// their own, so that those for a cluster aren't written beside those for a manifest again.
+	"internal/agent": 21,
+	"internal/manifest": 13, // the remedies, likewise
 	// It calls drivers itself that adapters in daemon would only forward to.
 	"internal/container": 13,
 	// It had its own list of the sysctls of an IPC namespace, to save the import of sysctl.

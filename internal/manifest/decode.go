@@ -193,14 +193,14 @@ func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 		if to.pattern != "" && !d.anyField {
 			lookup := d.lookup
 			if lookup == nil {
-				lookup = fields.Lookup
+				lookup = func(pattern string) (fields.Coverage, string) { return fields.Lookup(pattern, d.from) }
 			}
-			switch how, remedy := lookup(to.pattern); {
+			switch how, text := lookup(to.pattern); {
 			case how == fields.Listed:
 				to.pattern = ""
 			case how == fields.Unlisted:
 				if !f.Value.IsZero() {
-					d.misread(at.path, to.path, f.Line, "%s", remedy)
+					d.misread(at.path, to.path, f.Line, "%s", text)
 				}
 				continue
 			}

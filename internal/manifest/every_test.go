@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/manifest/fields"
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // everyField calls f with the pattern of each field of t, and descends into the field if f returns
@@ -63,7 +64,7 @@ func TestEveryField(t *testing.T) {
 	t.Parallel()
 	listed, refused := 0, 0
 	everyField(reflect.TypeFor[corev1.PodSpec](), "spec", func(pattern string) bool {
-		standing, _ := fields.Lookup(pattern)
+		standing, _ := fields.Lookup(pattern, remedy.Manifest)
 		switch standing {
 		case fields.Listed:
 			listed++

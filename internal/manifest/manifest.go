@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 	"github.com/huskd/husk/internal/manifest/identity"
 	"github.com/huskd/husk/internal/manifest/kinds"
+	"github.com/huskd/husk/internal/manifest/remedy"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/workload"
@@ -35,6 +36,9 @@ type Origin struct {
 	// Source identifies the source, for example file:/etc/husk/web.yaml. The UIDs of the pods are
 	// derived from it, so it must stay the same for all versions of a file.
 	Source string
+	// From says whose pods they are: messages have remedies for them. Those of a cluster have been
+	// validated by an API server, by its own rules.
+	From remedy.Source
 	// Policies accepts network policies. Without it they are refused, because they would have no
 	// effect.
 	Policies bool
@@ -243,6 +247,7 @@ func (p *parser) pod(doc *document.Node, subject string) {
 		subject = "pod " + name
 	}
 	r := newReport(subject)
+	r.from = p.origin.From
 	d := &decoder{report: r}
 	var pod corev1.Pod
 	d.decode(doc, reflect.ValueOf(&pod).Elem(), place{})

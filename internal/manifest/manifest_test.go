@@ -18,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/manifest/document"
 	"github.com/huskd/husk/internal/manifest/fields"
 	"github.com/huskd/husk/internal/manifest/identity"
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 func origin(file string) Origin {
@@ -272,11 +273,11 @@ func TestFieldsExist(t *testing.T) {
 			t.Errorf("%s is not a field of a pod", f.Path)
 		}
 	}
-	for path := range fields.Remedies {
+	for _, path := range remedy.Fields() {
 		if !fieldExists(path) {
 			t.Errorf("%s is not a field of a pod", path)
 		}
-		if standing, _ := fields.Lookup(path); standing != fields.Unlisted {
+		if standing, _ := fields.Lookup(path, remedy.Manifest); standing != fields.Unlisted {
 			t.Errorf("%s has a remedy but is not refused", path)
 		}
 	}

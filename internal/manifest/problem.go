@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/manifest/fields"
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // Problem is one mistake in a manifest.
@@ -63,6 +64,7 @@ const maxProblems = 50
 // report collects the problems of one pod.
 type report struct {
 	subject  string
+	from     remedy.Source
 	lines    map[string]int // line of each path in the document
 	problems []Problem
 	faulty   map[string]bool // paths of values that could not be decoded completely

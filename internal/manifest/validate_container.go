@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 func (v *validator) containers() {
@@ -261,7 +263,7 @@ func checkQuantity(r *report, list string, name corev1.ResourceName, q resource.
 	case q.Cmp(resourceMaxima[name == corev1.ResourceCPU]) > 0:
 		r.invalid(path, "%s is more than any node has", q.String())
 	case name == corev1.ResourceCPU:
-	case q.MilliValue()%1000 != 0:
+	case q.MilliValue()%1000 != 0 && (huge || r.from == remedy.Manifest): // a kubelet rounds up
 		r.invalid(path, "%s is not a whole number of bytes: write M or Mi for mega, as m is a thousandth", q.String())
 	case huge && q.Value()%size.Value() != 0:
 		r.invalid(path, "%s is not a multiple of the page size %s", q.String(), size.String())

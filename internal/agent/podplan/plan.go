@@ -17,6 +17,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // Want is the desired state of a pod.
@@ -46,6 +48,8 @@ type Spec struct {
 	// FirstRuns is the first attempt of each container since a rule has last restarted all
 	// containers. Earlier runs don't count.
 	FirstRuns map[string]uint32
+	// Source says for whom messages are.
+	Source remedy.Source
 	// Evicted is set once the pod is evicted: it must be stopped at once, and has failed.
 	Evicted *Eviction
 }

@@ -381,7 +381,7 @@ func (p reporter) imageReason(c podContainer) (reason, message string) {
 	case image.State == ImageDenied && c.ImagePullPolicy == corev1.PullNever:
 		return reasonNeverPull, fmt.Sprintf("image %s was pulled with a login that the pod doesn't have, and imagePullPolicy is Never: add the Secret that has it to imagePullSecrets", c.Image)
 	case image.State != ImagePresent && c.ImagePullPolicy == corev1.PullNever:
-		return reasonNeverPull, fmt.Sprintf("image %s is not present, and imagePullPolicy is Never: load it with husk image load", c.Image)
+		return reasonNeverPull, fmt.Sprintf("image %s is not present, and imagePullPolicy is Never: %s", c.Image, p.Source.Image("imagePullPolicy"))
 	case b.Count == 0 || image.State == ImagePresent && !image.alwaysPulled(c.ImagePullPolicy):
 		return "", ""
 	}

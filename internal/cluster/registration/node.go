@@ -22,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // The times are the kubelet's: a cluster's controllers rely on them.
@@ -33,7 +34,7 @@ const (
 )
 
 // huskLabel marks nodes of Husk, for pods that need what Husk doesn't support.
-const huskLabel = "husk.dev/node"
+const huskLabel = remedy.NodeLabel
 
 const (
 	nodes          = "/api/v1/nodes"

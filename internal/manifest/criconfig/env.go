@@ -19,6 +19,26 @@ func invalidField(c *corev1.Container, field, format string, args ...any) error 
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %s: %s", c.Name, field, fmt.Sprintf(format, args...)))
 }
 
+// fieldError is the error of a field of a container. It is of the kind invalid argument.
+type fieldError struct {
+	at    string
+	cause error
+}
+
+// wrongField returns the error of a field of a container.
+func wrongField(c *corev1.Container, field string, cause error) error {
+	return &fieldError{fmt.Sprintf("container %q: %s", c.Name, field), cause}
+}
+
+func (e *fieldError) Error() string   { return e.at + ": " + e.cause.Error() }
+func (e *fieldError) Unwrap() []error { return []error{errdefs.ErrInvalidArgument, e.cause} }
+
+// NotFoundError says that a config map or secret that a pod references doesn't exist. What to do
+// about it depends on where the pod comes from.
+type NotFoundError struct{ Kind, Namespace, Name string }
+
+func (e *NotFoundError) Error() string { return objectName(e.Kind, e.Namespace, e.Name) + " not found" }
+
 type variable struct{ name, value string }
 
 // environment resolves a container's variables in order. Each one may refer to earlier ones.
@@ -30,10 +50,14 @@ func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variabl
 			out = append(out, variable{name, string(services[name])})
 		}
 	}
+	added := 0
 	for i, from := range c.EnvFrom {
+		if ref := from.ConfigMapRef; ref != nil && ref.Name == ServicesName(pod) {
+			added++ // messages count what the user has written
+		}
 		variables, err := variablesFrom(pod, &from, r.Objects)
 		if err != nil {
-			return nil, invalidField(c, fmt.Sprintf("envFrom[%d]", i), "%v", err)
+			return nil, wrongField(c, fmt.Sprintf("envFrom[%d]", i-added), err)
 		}
 		out = append(out, variables...)
 	}
@@ -42,7 +66,7 @@ func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variabl
 		if e.ValueFrom != nil {
 			var err error
 			if value, set, err = valueFrom(pod, c, e.ValueFrom, r, n); err != nil {
-				return nil, invalidField(c, fmt.Sprintf("env[%d].valueFrom", i), "%v", err)
+				return nil, wrongField(c, fmt.Sprintf("env[%d].valueFrom", i), err)
 			}
 		}
 		if set {
@@ -113,7 +137,7 @@ func objectName(kind, namespace, name string) string {
 func objectOf(pod *corev1.Pod, objects manifest.Objects, kind, name string, optional *bool) (manifest.Object, error) {
 	object, ok := objects[manifest.ObjectKey(kind, pod.Namespace, name)]
 	if !ok && !isTrue(optional) {
-		return nil, fmt.Errorf("%s not found: husk run its manifest", objectName(kind, pod.Namespace, name))
+		return nil, &NotFoundError{kind, pod.Namespace, name}
 	}
 	return object, nil
 }

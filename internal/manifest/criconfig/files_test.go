@@ -26,8 +26,8 @@ func TestFiles(t *testing.T) {
 		{"downwardAPI: {items: [{path: l, fieldRef: {fieldPath: metadata.labels}}, {path: me, fieldRef: {fieldPath: metadata.name}}, {path: k, fieldRef: {fieldPath: \"metadata.labels['app']\"}}, {path: m, resourceFieldRef: {containerName: a, resource: limits.memory, divisor: 1Mi}}]}",
 			"k=web 644, l=app=\"web\"\nq=\"\\\"\" 644, m=8 644, me=p 644"},
 		{"projected: {sources: [{configMap: {name: c}}, {secret: {name: s, items: [{key: user, path: a}]}}]}", "a=me 644, b=2 644"},
-		{"configMap: {name: none}", "! volume v: config map default/none not found: husk run its manifest"},
-		{"configMap: {name: far}", "! volume v: config map default/far not found: husk run its manifest"},
+		{"configMap: {name: none}", "! volume v: config map default/none not found"},
+		{"configMap: {name: far}", "! volume v: config map default/far not found"},
 		{"secret: {secretName: s, items: [{key: key, path: x}]}", "! volume v: secret default/s has no key \"key\""},
 	} {
 		p := pod(t, "  volumes: [{name: v, "+c.volume+"}]\n  containers: [{name: a, image: 'a:1', resources: {limits: {memory: 8Mi}}}]\n")

@@ -16,6 +16,10 @@ const (
 	masterNamespace = "default"
 )
 
+// ServicesName returns the name of the config map with the variables of services that stands in
+// each container of an API server's pod before what it has in envFrom.
+func ServicesName(pod *corev1.Pod) string { return "services." + string(pod.UID) }
+
 // ServiceVariables returns kubelet's environment variables for services: always those of the API
 // server, and with links also those of the services in the namespace.
 func ServiceVariables(services []*corev1.Service, namespace string, links bool) manifest.Object {

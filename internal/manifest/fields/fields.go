@@ -1,11 +1,12 @@
-// Package fields has the tables of the fields of a pod manifest: the fields that Husk honours,
-// those that have no effect on a single node, and advice for some of those that are refused. It is
-// pure.
+// Package fields has the tables of the fields of a pod manifest: the fields that Husk honours, and
+// those that have no effect on a single node. It is pure.
 package fields
 
 import (
 	"slices"
 	"strings"
+
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // How says what Husk does with a field.
@@ -173,42 +174,6 @@ var containerFields = []Field{
 	{"resizePolicy", Honoured, "how changed resources take effect: NotRequired (default) applies them to the running container, RestartContainer restarts it"},
 }
 
-// Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path.
-// They apply to all fields below the path too.
-var Remedies = map[string]string{
-	"metadata.deletionTimestamp": "set by an API server: remove it, or the whole manifest if the pod should not run",
-	"spec.ephemeralContainers":   "they are added to a running pod: use husk debug",
-
-	"spec.volumes[].gitRepo": "no longer in Kubernetes: clone it in an init container, to an emptyDir",
-	"spec.volumes[].nfs":     "not supported: mount it on the node, and use a hostPath",
-
-	"spec.volumes[].awsElasticBlockStore": driverVolume,
-	"spec.volumes[].azureDisk":            driverVolume,
-	"spec.volumes[].azureFile":            driverVolume,
-	"spec.volumes[].cephfs":               driverVolume,
-	"spec.volumes[].cinder":               driverVolume,
-	"spec.volumes[].csi":                  driverVolume,
-	"spec.volumes[].fc":                   driverVolume,
-	"spec.volumes[].flexVolume":           driverVolume,
-	"spec.volumes[].flocker":              driverVolume,
-	"spec.volumes[].gcePersistentDisk":    driverVolume,
-	"spec.volumes[].glusterfs":            driverVolume,
-	"spec.volumes[].iscsi":                driverVolume,
-	"spec.volumes[].photonPersistentDisk": driverVolume,
-	"spec.volumes[].portworxVolume":       driverVolume,
-	"spec.volumes[].quobyte":              driverVolume,
-	"spec.volumes[].rbd":                  driverVolume,
-	"spec.volumes[].scaleIO":              driverVolume,
-	"spec.volumes[].storageos":            driverVolume,
-	"spec.volumes[].vsphereVolume":        driverVolume,
-}
-
-// driverVolume is the message for volumes that a storage driver or a cloud provides.
-const driverVolume = "storage drivers are not supported: without a cluster, use a persistentVolumeClaim, which is a directory of the node, or a hostPath"
-
-// NotSupported is the message for all other refused fields.
-const NotSupported = "not supported yet: remove it"
-
 // All returns all fields that may be set, sorted by path.
 func All() []Field {
 	out := slices.Clone(podFields)
@@ -247,16 +212,13 @@ func coverages() map[string]Coverage {
 }
 
 // Lookup returns the coverage of a pattern and, if it is Unlisted, the message for a user who sets
-// it.
-func Lookup(pattern string) (Coverage, string) {
+// it in a pod of that source.
+func Lookup(pattern string, from remedy.Source) (Coverage, string) {
 	s := coverage[pattern]
 	if s != Unlisted {
 		return s, ""
 	}
-	if remedy, ok := Remedies[strings.Replace(pattern, "spec.initContainers[]", "spec.containers[]", 1)]; ok {
-		return Unlisted, remedy
-	}
-	return Unlisted, NotSupported
+	return Unlisted, from.Field(strings.Replace(pattern, "spec.initContainers[]", "spec.containers[]", 1))
 }
 
 // maxFieldName bounds the names for which Suggest looks for similar ones.

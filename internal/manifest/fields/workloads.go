@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // Workload is a kind of workloads, with the fields that may be set besides those of its pods.
@@ -177,10 +179,10 @@ func (w Workload) Lookup(pattern string) (Coverage, string) {
 	if partial {
 		return Partial, ""
 	}
-	if remedy, ok := workloadRemedies[pattern]; ok {
-		return Unlisted, remedy
+	if text, ok := workloadRemedies[pattern]; ok {
+		return Unlisted, text
 	}
-	return Unlisted, NotSupported
+	return Unlisted, remedy.Manifest.Field(pattern)
 }
 
 // workloadReference returns the part of the reference page about workloads.

@@ -548,6 +548,28 @@ func TestRefusedDrivers(t *testing.T) {
 	})
 }
 
+// TestMessagesAreForTheCluster: what is wrong with a pod of the server is said in its terms, with
+// its paths and for its users, who have no manifest on the node.
+func TestMessagesAreForTheCluster(t *testing.T) {
+	f := newFixture(t)
+	f.Put(podList, pod("driver", func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "x.y"}}}}
+		p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}}
+	}))
+	f.Put(podList, pod("variables", func(p *corev1.Pod) {
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{}}
+	}))
+	f.eventually("refused", func() bool { return len(f.refused) == 2 })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := f.refused["driver/"]; !strings.HasSuffix(got, ": keep the pod away from nodes with the label husk.dev/node") {
+		t.Error(got)
+	}
+	if got := f.refused["variables/"]; !strings.Contains(got, "spec.containers[0].envFrom[0]: ") {
+		t.Error(got)
+	}
+}
+
 // TestDevices: a pod waits for its devices, and fails without them. Others don't wait for it.
 func TestDevices(t *testing.T) {
 	f := newFixture(t)

@@ -49,7 +49,7 @@ func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) 
 			missing = waitError{"FailedMount", fmt.Errorf("the pod waits for a token of service account %s/%s", t.namespace, t.account)}
 		}
 	}
-	needed[manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, servicesName(b.pod))] = true
+	needed[manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, criconfig.ServicesName(b.pod))] = true
 	return missing
 }
 
@@ -109,7 +109,7 @@ func (s *Source) collectObjects(needed map[string]bool, objects manifest.Objects
 		if b.pod == nil {
 			continue
 		}
-		key := manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, servicesName(b.pod))
+		key := manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, criconfig.ServicesName(b.pod))
 		if !needed[key] {
 			continue
 		}

@@ -25,9 +25,6 @@ const (
 	tokenSeconds = 3600    // API server's default lifetime of a token in a volume
 )
 
-// servicesName returns the name of the config map with the variables of services.
-func servicesName(pod *corev1.Pod) string { return "services." + string(pod.UID) }
-
 // standalonePod converts a pod of an API server to one that could be in a manifest. It clears
 // fields for other components, and replaces what only an API server has by secrets and config maps.
 // Their names depend on the pod's UID only, so that the result is always the same for the same pod.
@@ -87,7 +84,7 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
 			list[i].EnvFrom = append([]corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
-				LocalObjectReference: corev1.LocalObjectReference{Name: servicesName(pod)}, Optional: new(true),
+				LocalObjectReference: corev1.LocalObjectReference{Name: criconfig.ServicesName(pod)}, Optional: new(true),
 			}}}, list[i].EnvFrom...)
 		}
 	}
@@ -98,7 +95,7 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 // it.
 func (b *bound) isSynthetic(kind, name string) bool {
 	if kind == manifest.KindConfigMap {
-		return name == servicesName(b.pod)
+		return name == criconfig.ServicesName(b.pod)
 	}
 	for _, t := range b.tokens {
 		if t.name == name {

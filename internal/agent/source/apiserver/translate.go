@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
 // WholePod is the key of a refusal that isn't about a single container.
@@ -76,14 +79,14 @@ func parse(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec, error) {
 	plain, tokens := standalonePod(pod, handler)
 	for i := range plain.Spec.Volumes {
 		if kind := claimKind(&plain.Spec.Volumes[i]); kind != "" {
-			return nil, tokens, fmt.Errorf("spec.volumes[%d].%s: claims of a cluster are not supported yet", i, kind)
+			return nil, tokens, fmt.Errorf("spec.volumes[%d].%s: %s", i, kind, remedy.Claim())
 		}
 	}
 	data, err := json.Marshal(plain)
 	if err != nil {
 		return nil, tokens, err
 	}
-	f, err := manifest.Parse(data, manifest.Origin{File: "pod", Node: pod.Spec.NodeName, Source: string(source.API) + locationOf(pod)})
+	f, err := manifest.Parse(data, manifest.Origin{File: "pod", Node: pod.Spec.NodeName, Source: string(source.API) + locationOf(pod), From: remedy.Cluster})
 	if err != nil {
 		return nil, tokens, err
 	}
@@ -102,6 +105,17 @@ func claimKind(v *corev1.Volume) string {
 	return ""
 }
 
+var envFromIndex = regexp.MustCompile(`\benvFrom\[(\d+)\]`)
+
+// asWritten returns a path of a standalone pod as it is in the pod on the server: without the
+// variables of services, which standalonePod puts before what a container has in envFrom.
+func asWritten(path string) string {
+	return envFromIndex.ReplaceAllStringFunc(path, func(part string) string {
+		i, _ := strconv.Atoi(envFromIndex.FindStringSubmatch(part)[1])
+		return fmt.Sprintf("envFrom[%d]", max(i-1, 0))
+	})
+}
+
 // problemText returns the problems of a pod on one line, without file name and line numbers. Paths
 // are relative to the container at the prefix.
 func problemText(err error, prefix string) string {
@@ -111,7 +125,7 @@ func problemText(err error, prefix string) string {
 	}
 	var out []string
 	for _, p := range wrong.Problems {
-		out = append(out, strings.TrimPrefix(strings.TrimPrefix(p.Path, prefix)+": "+p.Text, ": "))
+		out = append(out, strings.TrimPrefix(strings.TrimPrefix(asWritten(p.Path), prefix)+": "+p.Text, ": "))
 	}
 	return cluster.OneLine(errors.New(strings.Join(out, "; ")))
 }
