@@ -139,6 +139,10 @@ func Diff(pod, uid string, before, after podplan.Status) []Event {
 			if after.Message != "" {
 				message = after.Message
 			}
+			if after.Reason == podplan.ReasonDeadline {
+				add("", false, after.Reason, "%s", message)
+				break
+			}
 			add("", after.Phase == podplan.PhaseFailed, "Pod"+string(after.Phase), "%s", message)
 		case !ended && after.Message != "" && !slices.ContainsFunc(out, func(e Event) bool { return e.Message == after.Message }) && !containerHasMessage(after):
 			reason, message := after.Reason, after.Message
@@ -158,7 +162,7 @@ func waiting(c podplan.ContainerStatus, pod, uid string, add func(container stri
 		namespace, name, _ := strings.Cut(pod, "/")
 		add(c.Name, true, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)", c.Name, name, namespace, uid)
 	case "ImagePullBackOff":
-		add(c.Name, false, "BackOff", "Back-off pulling image %q: %s", c.Image, c.Message)
+		add(c.Name, false, "BackOff", "Back-off pulling image %q", c.Image) // the delay in c.Message would make an event of each
 		add(c.Name, true, "Failed", "Error: %s", c.Reason)
 	case "ErrImageNeverPull":
 		add(c.Name, true, c.Reason, "Container image %q is not present with pull policy of Never", c.Image)

@@ -39,6 +39,9 @@ func TestDiff(t *testing.T) {
 	}
 	ended := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Terminated, Reason: "Completed", Finished: at}
 	lost := podplan.Status{Phase: podplan.PhasePending, Reason: "CreatePodSandboxError", Message: "no address", Containers: []podplan.ContainerStatus{waiting}}
+	step := func(delay string) podplan.Status {
+		return of(podplan.PhasePending, podplan.ContainerStatus{Name: "a", Image: "x", State: podplan.Waiting, Reason: "ImagePullBackOff", Message: "back-off " + delay})
+	}
 	up := of(podplan.PhaseRunning, running)
 	up.IPs = []string{"10.0.0.1", "fd00::1"}
 	for _, c := range []struct {
@@ -49,7 +52,8 @@ func TestDiff(t *testing.T) {
 		{of(podplan.PhasePending, waiting), lost, "! FailedCreatePodSandBox: Failed to create pod sandbox: no address"},
 		{lost, lost, ""},
 		{of(podplan.PhasePending, waiting), pull("ErrImagePull"), "!a Failed: Failed to pull image \"x\": why\n!a Failed: Error: ErrImagePull"},
-		{pull("ErrImagePull"), pull("ImagePullBackOff"), "-a BackOff: Back-off pulling image \"x\": why\n!a Failed: Error: ImagePullBackOff"},
+		{pull("ErrImagePull"), pull("ImagePullBackOff"), "-a BackOff: Back-off pulling image \"x\"\n!a Failed: Error: ImagePullBackOff"},
+		{step("10s"), step("20s"), "-a BackOff: Back-off pulling image \"x\"\n!a Failed: Error: ImagePullBackOff"}, // which counts up
 		{of(podplan.PhasePending, waiting), pull("ErrImageNeverPull"), "!a ErrImageNeverPull: Container image \"x\" is not present with pull policy of Never\n!a Failed: Error: ErrImageNeverPull"},
 		{of(podplan.PhasePending, waiting), pull("ContainerCreating"), ""},
 		{of(podplan.PhasePending, waiting), pull("PodInitializing"), ""},
@@ -66,6 +70,7 @@ func TestDiff(t *testing.T) {
 		{of(podplan.PhaseRunning, crash), of(podplan.PhaseRunning, crash), ""},
 		{of(podplan.PhaseRunning, running), of(podplan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- PodSucceeded: the pod has ended"},
 		{of(podplan.PhaseRunning, ended), of(podplan.PhaseStopped, ended), "- PodStopped: the pod is stopped"},
+		{up, podplan.Status{Phase: podplan.PhaseFailed, Reason: "DeadlineExceeded", Message: "too long"}, "- DeadlineExceeded: too long"},
 	} {
 		if got := show(Diff("default/p", "uid", c.before, c.after)); got != c.want {
 			t.Errorf("from %+v\nto %+v\ngot\n%s\nwant\n%s", c.before, c.after, got, c.want)

@@ -289,7 +289,7 @@ func (p *planner) decideOutcome() *outcome {
 			p.wakeAt(deadline)
 		}
 		if !p.now.Before(deadline) && (end == nil || end.at.After(deadline)) {
-			end = &outcome{PhaseFailed, "DeadlineExceeded", "the pod was active for longer than its activeDeadlineSeconds", deadline}
+			end = &outcome{PhaseFailed, ReasonDeadline, "the pod was active for longer than its activeDeadlineSeconds", deadline}
 		}
 	}
 	if end != nil && p.Want != Run && end.at.After(p.Since) {

@@ -97,6 +97,9 @@ const (
 // container is still being created then.
 const ReasonMount = "FailedMount"
 
+// ReasonDeadline is the reason of a pod that was active for longer than its activeDeadlineSeconds.
+const ReasonDeadline = "DeadlineExceeded"
+
 // ReasonPort is the reason of a failure to create a sandbox, because something else on the node has
 // one of its host ports.
 const ReasonPort = "PortInUse"

@@ -28,9 +28,12 @@ const (
 	ownComponent = "huskd"
 )
 
-var ownReasons = map[string]bool{
-	"SandboxReady": true, "Ended": true, "Ready": true, "Unready": true, "PodSucceeded": true, "PodFailed": true, "PodStopped": true,
-	"Ignored": true, "NotRun": true, "NodePathLost": true, "NodePathRestored": true, "NodePathChanged": true,
+var ownReasons = map[string]bool{"NotRun": true, "NodePathLost": true, "NodePathRestored": true, "NodePathChanged": true}
+
+// inStatus are the reasons of events that say what the pod's status says, and of which the kubelet
+// has none. They are for husk events: on the server each would be a write for every pod.
+var inStatus = map[string]bool{
+	"SandboxReady": true, "Ended": true, "Ready": true, "Unready": true, "PodSucceeded": true, "PodFailed": true, "PodStopped": true, "Ignored": true,
 }
 
 // A node in trouble must not flood the server with events. The limits, the first per second, are
@@ -48,39 +51,84 @@ const (
 	kindBurst = 25
 )
 
-// kindLimits bounds the events of each pod, container and reason.
-type kindLimits map[eventKind]*rate.Limiter
+// Events that differ only in their message are reported as one that counts up, once there were
+// maxSimilar messages with less than similarTime between two of them. The limits are client-go's.
+const (
+	maxSimilar  = 9
+	similarTime = 10 * time.Minute
+)
+
+// eventKinds bounds the events of each pod, container and reason.
+type eventKinds map[eventKind]*similarEvents
 
 type eventKind struct{ uid, container, reason string }
 
-// allow reports whether an event may be reported. If not, the report of a later one has its count.
-func (k kindLimits) allow(e event.Event) bool {
+type similarEvents struct {
+	limit    *rate.Limiter
+	messages map[string]bool // of those that were reported each by itself
+	last     time.Time
+	// combined is how many were reported as one since first.
+	combined int
+	first    time.Time
+}
+
+// eventReport is an event as it is reported. Those with the same id are the same object on the server.
+type eventReport struct {
+	event.Event
+	id string
+}
+
+// next returns how an event is reported, or false if it isn't. Then the report of a later one has
+// its count.
+func (k eventKinds) next(e event.Event) (eventReport, bool) {
 	kind := eventKind{e.UID, e.Container, e.Reason}
-	if k[kind] == nil {
+	s := k[kind]
+	if s == nil {
 		if len(k)%event.Max == 0 {
-			maps.DeleteFunc(k, func(_ eventKind, l *rate.Limiter) bool { return l.TokensAt(e.Last) >= kindBurst })
+			maps.DeleteFunc(k, func(_ eventKind, s *similarEvents) bool { return s.limit.TokensAt(e.Last) >= kindBurst })
 		}
-		k[kind] = rate.NewLimiter(rate.Every(kindPause), kindBurst)
+		s = &similarEvents{limit: rate.NewLimiter(rate.Every(kindPause), kindBurst)}
+		k[kind] = s
 	}
-	return k[kind].AllowN(e.Last, 1)
+	if e.Last.Sub(s.last) > similarTime {
+		s.messages, s.combined = map[string]bool{}, 0
+	}
+	s.last = e.Last
+	out := eventReport{e, e.Message}
+	switch {
+	case s.messages[e.Message]:
+	case len(s.messages) < maxSimilar:
+		s.messages[e.Message] = true
+	default:
+		if s.combined++; s.combined == 1 {
+			s.first = e.Last
+		}
+		out.First, out.Count, out.id = s.first, s.combined, "since "+s.first.Format(time.RFC3339Nano)
+		out.Message = "(combined from similar events): " + e.Message
+	}
+	return out, s.limit.AllowN(e.Last, 1)
 }
 
 // reportEvents reports the events of a log after a position, until ctx ends. An event that the
 // server doesn't accept is lost: events are for people, who have husk events too.
 func (r *Reporter) reportEvents(ctx context.Context, log *event.Log, mark uint64) {
-	limit, kinds := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst), kindLimits{}
+	limit, kinds := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst), eventKinds{}
 	for {
 		var events []event.Event
 		var newer <-chan struct{}
 		events, mark, newer = log.After(mark)
 		for _, e := range events {
-			if !kinds.allow(e) {
+			if inStatus[e.Reason] {
+				continue
+			}
+			report, ok := kinds.next(e)
+			if !ok {
 				continue
 			}
 			if limit.Wait(ctx) != nil {
 				return
 			}
-			r.Client.LogOnce("events", r.reportEvent(ctx, e))
+			r.Client.LogOnce("events", r.reportEvent(ctx, report))
 		}
 		select {
 		case <-ctx.Done():
@@ -90,8 +138,8 @@ func (r *Reporter) reportEvents(ctx context.Context, log *event.Log, mark uint64
 	}
 }
 
-func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
-	about, ok := r.subject(e)
+func (r *Reporter) reportEvent(ctx context.Context, e eventReport) error {
+	about, ok := r.subject(e.Event)
 	if !ok {
 		return nil
 	}
@@ -99,7 +147,7 @@ func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
 	if ownReasons[e.Reason] {
 		source = ownComponent
 	}
-	sum := sha256.Sum256([]byte(strings.Join([]string{string(about.UID), e.Container, e.Reason, e.Message}, "\x00")))
+	sum := sha256.Sum256([]byte(strings.Join([]string{string(about.UID), e.Container, e.Reason, e.id}, "\x00")))
 	kind := corev1.EventTypeNormal
 	if e.Warning {
 		kind = corev1.EventTypeWarning
@@ -113,7 +161,7 @@ func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
 	}
 	path := "/api/v1/namespaces/" + namespace + "/events"
 	if e.Count > 1 {
-		patch, err := json.Marshal(map[string]any{"count": e.Count, "lastTimestamp": object.LastTimestamp})
+		patch, err := json.Marshal(map[string]any{"count": e.Count, "message": e.Message, "lastTimestamp": object.LastTimestamp})
 		if err != nil {
 			return err
 		}

@@ -97,7 +97,7 @@ func neverRan(pod *corev1.Pod) corev1.PodStatus {
 // ownReason reports whether the reason is the pod's own. That of a container is in the container's
 // status.
 func ownReason(p agent.Pod) bool {
-	return p.Status.Reason == "DeadlineExceeded" || evicted(p.Status.Reason)
+	return p.Status.Reason == podplan.ReasonDeadline || evicted(p.Status.Reason)
 }
 
 func evicted(reason string) bool {
