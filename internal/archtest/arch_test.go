@@ -229,7 +229,7 @@ var fanOutMaxima = map[string]int{
 	// It runs pods through all owners. To import fewer, packages would have to forward. A pull says
 	// whose its login is, and a pod what it has, in the types of access. Remedies are in a package of
 	// their own, so that those for a cluster aren't written beside those for a manifest again.
-	"internal/agent": 21,
+	"internal/agent":    21,
 	"internal/manifest": 13, // the remedies, likewise
 	// It calls drivers itself that adapters in daemon would only forward to.
 	"internal/container": 13,

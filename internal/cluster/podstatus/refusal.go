@@ -8,8 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/event"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
@@ -22,17 +24,25 @@ type refusal struct {
 	failed bool
 	// why has the reasons by the name of an ephemeral container, or by apiserver.WholePod.
 	why map[string]admission.Refusal
+	pod *corev1.Pod
+	// said is when events last said why. Invariant: Reporter.mu guards it.
+	said time.Time
 }
+
+// remindTime is how often an event says again that a pod waits for something that this node doesn't
+// have. Its status says only that the containers are being created, and the server keeps events for
+// an hour.
+const remindTime = 10 * time.Minute
 
 // Reject reports a pod that this node hasn't admitted as failed.
 func (r *Reporter) Reject(pod *corev1.Pod, why admission.Refusal) {
-	r.setRefusal(pod, &refusal{true, map[string]admission.Refusal{apiserver.WholePod: why}})
+	r.setRefusal(pod, &refusal{failed: true, why: map[string]admission.Refusal{apiserver.WholePod: why}})
 }
 
 // Refuse reports why a pod or some of its ephemeral containers, by their names, aren't run. A pod
 // that doesn't run yet is pending. One that runs goes on as it was.
 func (r *Reporter) Refuse(pod *corev1.Pod, why map[string]admission.Refusal) {
-	r.setRefusal(pod, &refusal{false, why})
+	r.setRefusal(pod, &refusal{why: why})
 }
 
 // Forget drops what is refused of a pod that is no longer on the server.
@@ -44,17 +54,35 @@ func (r *Reporter) Forget(uid types.UID) {
 
 // setRefusal replaces the refusal of a pod and adds an event for each new reason.
 func (r *Reporter) setRefusal(pod *corev1.Pod, next *refusal) {
+	next.pod, next.said = pod, time.Now()
 	r.mu.Lock()
 	last := r.refused[pod.UID]
 	r.refused[pod.UID] = next
 	r.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(next.why)) {
-		why := next.why[name]
-		if last == nil || last.why[name] != why {
-			r.Events.Add(event.Event{Pod: pod.Namespace + "/" + pod.Name, UID: string(pod.UID), Container: name, Warning: true, Reason: why.Reason, Message: why.Message})
+		if last == nil || last.why[name] != next.why[name] {
+			r.say(next, name)
 		}
 	}
 	r.Nudge()
+}
+
+// say adds the event of a refusal.
+func (r *Reporter) say(s *refusal, container string) {
+	why := s.why[container]
+	r.Events.Add(event.Event{Pod: s.pod.Namespace + "/" + s.pod.Name, UID: string(s.pod.UID), Container: container, Warning: true, Reason: why.Reason, Message: why.Message})
+}
+
+// remind repeats the events of pods that wait.
+func (r *Reporter) remind(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.refused {
+		if s.wholePod() && !s.failed && now.Sub(s.said) >= remindTime {
+			s.said = now
+			r.say(s, apiserver.WholePod)
+		}
+	}
 }
 
 // wholePod reports whether the refusal is about the pod as a whole.
@@ -67,8 +95,11 @@ func (r *refusal) wholePod() bool {
 }
 
 // status returns the status of a refused pod that doesn't run.
-func (r *refusal) status(pod *corev1.Pod, now time.Time) corev1.PodStatus {
+func (r *refusal) status(pod *corev1.Pod, node criconfig.Node, now time.Time) corev1.PodStatus {
 	why := r.why[apiserver.WholePod]
+	if !r.failed && why.Reason != apiserver.ReasonNotSupported {
+		return waitingAsWithKubelet(pod, why, node, now)
+	}
 	s := *pod.Status.DeepCopy()
 	s.Phase, s.Reason, s.Message, s.ObservedGeneration = corev1.PodPending, why.Reason, why.Message, pod.Generation
 	if s.StartTime == nil {
@@ -107,6 +138,24 @@ func (r *refusal) ephemeral(pod *corev1.Pod) (out []corev1.ContainerStatus) {
 		}
 	}
 	return out
+}
+
+// waitingAsWithKubelet returns the status of a pod that waits for what a kubelet would wait for, too.
+// Like a kubelet's, it says that the containers are being created; events say what is missing.
+func waitingAsWithKubelet(pod *corev1.Pod, why admission.Refusal, node criconfig.Node, now time.Time) corev1.PodStatus {
+	p := agent.Pod{Manifest: pod, Created: now, Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending, Initialized: len(pod.Spec.InitContainers) == 0}}
+	reason := podplan.ReasonCreating
+	if len(pod.Spec.InitContainers) > 0 {
+		reason = podplan.ReasonInitializing
+	}
+	for i, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for _, c := range list {
+			p.Status.Containers = append(p.Status.Containers, podplan.ContainerStatus{
+				Name: c.Name, Image: c.Image, Init: i == 0, State: podplan.Waiting, Reason: reason, Message: why.Message,
+			})
+		}
+	}
+	return statusOf(pod, p, node, now)
 }
 
 func waitingStatus(c *corev1.Container, why admission.Refusal) corev1.ContainerStatus {

@@ -117,6 +117,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		compare := !time.Now().Before(due)
 		if compare {
 			r.compareAll()
+			r.remind(time.Now())
 		}
 		accepted := !r.Pods.Synced() || r.reportAll(ctx)
 		if compare {
@@ -251,7 +252,7 @@ func (r *Reporter) status(pod *corev1.Pod, p agent.Pod, known bool, refused *ref
 		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, refused.ephemeral(pod)...)
 		return s, true
 	case refused.wholePod() && (refused.failed || pod.DeletionTimestamp == nil):
-		return refused.status(pod, time.Now()), true
+		return refused.status(pod, r.CRI(), time.Now()), true
 	case pod.DeletionTimestamp != nil:
 		return neverRan(pod), true
 	}

@@ -299,6 +299,98 @@ func TestRefused(t *testing.T) {
 	f.sent(http.MethodDelete, at, nil)
 }
 
+// TestWaitsAsWithKubelet: a pod whose volumes this node can't mount has the status that it has on a
+// kubelet's node, also once its object is read again. An event says again and again why it waits.
+func TestWaitsAsWithKubelet(t *testing.T) {
+	f := startWith(t, func(r *Reporter) { r.resync = 10 * time.Millisecond })
+	pod := onServer(parse(t, web))
+	f.listed(pod)
+	f.Refuse(pod, map[string]admission.Refusal{apiserver.WholePod: {Reason: "FailedMount", Message: "Unable to attach or mount volumes: no driver"}})
+	body := f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Pending"))
+	s := body["status"].(map[string]any)
+	if s["reason"] != nil || !strings.Contains(fmt.Sprint(s["containerStatuses"]), "waiting:map[message:Unable to attach or mount volumes: no driver reason:ContainerCreating]") {
+		t.Errorf("the status is %v", s)
+	}
+	for _, c := range s["conditions"].([]any) {
+		c := c.(map[string]any)
+		want := map[string]string{"Initialized": "True ", "PodScheduled": "True ", "PodReadyToStartContainers": "False ", "Ready": "False ContainersNotReady", "ContainersReady": "False ContainersNotReady"}[c["type"].(string)]
+		reason, _ := c["reason"].(string)
+		if got := fmt.Sprint(c["status"], " ", reason); got != want {
+			t.Errorf("condition %v, want %s", c, want)
+		}
+	}
+	if e := f.sent(http.MethodPost, eventList, eventOf("FailedMount")); e["type"] != "Warning" {
+		t.Errorf("the event is %v", e)
+	}
+	f.mu.Lock()
+	f.refused[pod.UID].said = time.Now().Add(-remindTime)
+	f.mu.Unlock()
+	clustertest.Eventually(t, func() string {
+		for _, r := range f.Requests() {
+			if r.Method == http.MethodPatch && strings.HasPrefix(r.Path, eventList) && strings.Contains(string(r.Body), `"count":2`) {
+				return ""
+			}
+		}
+		return "no event counts up"
+	})
+}
+
+// TestWritesOfAPod: the life of a pod writes the kubelet's four events to the server, each change of
+// its status, and its deletion, although huskd tells its own users more.
+func TestWritesOfAPod(t *testing.T) {
+	f := start(t)
+	pod := parse(t, web)
+	container := podplan.ContainerStatus{Name: "c", Image: "localhost/x", State: podplan.Waiting, Reason: podplan.ReasonCreating}
+	now := podplan.Status{Phase: podplan.PhasePending, Containers: []podplan.ContainerStatus{container}}
+	set := func(want podplan.Want, finished bool, next podplan.Status) {
+		for _, e := range event.Diff("default/web", "uid-web", now, next) {
+			f.Events.Add(e)
+		}
+		now = next
+		f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: want, Finished: finished, Status: next})
+		f.Nudge()
+	}
+	own := func(reason, message string) {
+		f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Container: "c", Reason: reason, Message: message})
+	}
+	const at = "/api/v1/namespaces/default/pods/web"
+	set(podplan.Run, false, now)
+	f.listed(onServer(pod))
+	f.sent(http.MethodPatch, at+"/status", phase("Pending"))
+	own("Pulled", `Container image "localhost/x" already present on machine`)
+	own("Created", "Container created")
+	container.ID, container.State, container.Reason, container.Up, container.Started = "1", podplan.Running, "", true, time.Now()
+	running := podplan.Status{Phase: podplan.PhaseRunning, Initialized: true, SandboxReady: true, IPs: []string{"10.0.0.2"}, Containers: []podplan.ContainerStatus{container}}
+	set(podplan.Run, false, running)
+	running.Containers = slices.Clone(running.Containers)
+	running.Ready, running.Containers[0].Ready = true, true
+	set(podplan.Run, false, running)
+	f.sent(http.MethodPatch, at+"/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "ready:true") })
+	gone := onServer(pod)
+	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	f.Put(list, gone)
+	own("Killing", "Stopping container c")
+	ended := podplan.Status{Phase: podplan.PhaseStopped, Initialized: true, IPs: running.IPs, Containers: slices.Clone(running.Containers)}
+	ended.Containers[0].State, ended.Containers[0].Ready, ended.Containers[0].Reason, ended.Containers[0].ExitCode, ended.Containers[0].Finished = podplan.Terminated, false, "Error", 143, time.Now()
+	set(podplan.Stop, true, ended)
+	f.sent(http.MethodDelete, at, nil)
+	own("Last", "") // by which all before it have been sent
+	f.sent(http.MethodPost, eventList, eventOf("Last"))
+	var reasons []string
+	for _, r := range f.Requests() {
+		var b map[string]any
+		if r.Path == eventList && json.Unmarshal(r.Body, &b) == nil {
+			reasons = append(reasons, b["reason"].(string))
+		}
+	}
+	if want := []string{"Pulled", "Created", "Started", "Killing", "Last"}; !slices.Equal(reasons, want) {
+		t.Errorf("the events on the server are %v, want %v", reasons, want)
+	}
+	if all, _, _ := f.Events.After(0); len(all) < len(reasons)+3 {
+		t.Errorf("huskd's own events are only %v", all)
+	}
+}
+
 // TestRefusedEphemeralContainer has a running pod with an ephemeral container that isn't run.
 func TestRefusedEphemeralContainer(t *testing.T) {
 	f := start(t)
@@ -363,13 +455,14 @@ func TestEvents(t *testing.T) {
 		f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Container: "c", Warning: true, Reason: "Unhealthy", Message: "no answer"})
 		f.Events.Add(event.Event{Pod: "default/web", UID: "uid-former", Reason: "Started", Message: "of a former pod"})
 	}
-	f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Container: "c", Reason: "Ended", Message: "the kubelet has no such event"})
+	f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Container: "c", Reason: "Ended", Message: "the status says it"})
+	f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Warning: true, Reason: "NotRun", Message: "the kubelet has no such event"})
 	f.NodeEvents.Add(event.Event{Reason: "NodeReady", Message: "is ready"})
 	body := f.sent(http.MethodPost, "/api/v1/namespaces/default/events", func(b map[string]any) bool { return b["reason"] == "Unhealthy" })
 	if about := body["involvedObject"].(map[string]any); about["uid"] != "uid-web" || about["fieldPath"] != "spec.containers{c}" || body["type"] != "Warning" || source(body) != "kubelet" || body["reportingComponent"] != "kubelet" {
 		t.Errorf("the event is %v", body)
 	}
-	if body := f.sent(http.MethodPost, "/api/v1/namespaces/default/events", eventOf("Ended")); source(body) != "huskd" {
+	if body := f.sent(http.MethodPost, "/api/v1/namespaces/default/events", eventOf("NotRun")); source(body) != "huskd" {
 		t.Errorf("the event is %v", body)
 	}
 	body = f.sent(http.MethodPost, "/api/v1/namespaces/default/events", eventOf("NodeReady"))
@@ -377,8 +470,8 @@ func TestEvents(t *testing.T) {
 		t.Errorf("the event is %v", body)
 	}
 	for _, r := range f.Requests() {
-		if strings.Contains(string(r.Body), "of a former pod") {
-			t.Errorf("an event of a former pod was reported: %s", r.Body)
+		if strings.Contains(string(r.Body), "of a former pod") || strings.Contains(string(r.Body), "the status says it") {
+			t.Errorf("an event was reported: %s", r.Body)
 		}
 	}
 }
@@ -386,13 +479,17 @@ func TestEvents(t *testing.T) {
 // TestKindLimits: a probe that fails each second is reported at first, and then now and then.
 func TestKindLimits(t *testing.T) {
 	t.Parallel()
-	limits, began, reported := kindLimits{}, time.Unix(0, 0), 0
+	kinds, began, reported := eventKinds{}, time.Unix(0, 0), 0
+	allow := func(e event.Event) bool {
+		_, ok := kinds.next(e)
+		return ok
+	}
 	for i := range 3600 {
 		at := began.Add(time.Duration(i) * time.Second)
-		if limits.allow(event.Event{UID: "a", Container: "c", Reason: "Unhealthy", Message: fmt.Sprint(i), Last: at}) {
+		if allow(event.Event{UID: "a", Container: "c", Reason: "Unhealthy", Message: fmt.Sprint(i), Last: at}) {
 			reported++
 		}
-		if i%600 == 0 && !limits.allow(event.Event{UID: "a", Container: "c", Reason: "Started", Last: at}) {
+		if i%600 == 0 && !allow(event.Event{UID: "a", Container: "c", Reason: "Started", Last: at}) {
 			t.Errorf("after %d s the event of another reason wasn't reported", i)
 		}
 	}
@@ -401,10 +498,43 @@ func TestKindLimits(t *testing.T) {
 	}
 	later := began.Add(4 * time.Hour)
 	for i := range event.Max {
-		limits.allow(event.Event{UID: fmt.Sprint(i), Last: later})
+		allow(event.Event{UID: fmt.Sprint(i), Last: later})
 	}
-	if limits[eventKind{"a", "c", "Unhealthy"}] != nil {
+	if kinds[eventKind{"a", "c", "Unhealthy"}] != nil {
 		t.Error("the limits of former events are kept")
+	}
+}
+
+// TestSimilarEvents: of events that differ only in their message, nine are reported by themselves,
+// and the others as one that counts up, until there were none for ten minutes. An event that was
+// reported by itself counts up by itself.
+func TestSimilarEvents(t *testing.T) {
+	t.Parallel()
+	kinds, at := eventKinds{}, time.Unix(0, 0)
+	var ids []string
+	next := func(message string, after time.Duration) string {
+		at = at.Add(after)
+		r, _ := kinds.next(event.Event{UID: "a", Container: "c", Reason: "Failed", Message: message, First: at, Last: at, Count: 1})
+		if !slices.Contains(ids, r.id) {
+			ids = append(ids, r.id)
+		}
+		return fmt.Sprintf("%d %s", r.Count, r.Message)
+	}
+	for i := range 9 {
+		if got, want := next(fmt.Sprint(i), time.Second), fmt.Sprintf("1 %d", i); got != want {
+			t.Errorf("event %d: %s", i, got)
+		}
+	}
+	for i := 1; i <= 5; i++ {
+		if got, want := next(fmt.Sprint("more ", i), 9*time.Minute), fmt.Sprintf("%d (combined from similar events): more %d", i, i); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if got := next("3", time.Second); got != "1 3" || len(ids) != 10 {
+		t.Errorf("%s; %d events on the server, want 10: %q", got, len(ids), ids)
+	}
+	if got := next("again", 11*time.Minute); got != "1 again" || len(ids) != 11 {
+		t.Errorf("after a while: %s; %d events on the server", got, len(ids))
 	}
 }
 

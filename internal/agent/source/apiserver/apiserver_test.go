@@ -523,8 +523,8 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// TestRefusedDrivers: a pod that needs what docs/cluster.md says huskd doesn't have waits, and its
-// status names the field.
+// TestRefusedDrivers: a pod that needs what docs/cluster.md says huskd doesn't have waits for the
+// kubelet's reasons, and the message names the field.
 func TestRefusedDrivers(t *testing.T) {
 	f := newFixture(t)
 	for name, source := range map[string]corev1.VolumeSource{
@@ -542,9 +542,9 @@ func TestRefusedDrivers(t *testing.T) {
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "c", ResourceClaimName: new("x")}}
 	}))
 	f.eventually("refused", func() bool {
-		return strings.HasPrefix(f.refused["csi/"], "NotSupported: spec.volumes[0].csi: ") &&
-			strings.HasPrefix(f.refused["ephemeral/"], "NotSupported: spec.volumes[0].ephemeral") &&
-			strings.HasPrefix(f.refused["claim/"], "NotSupported: spec.resourceClaims: ") && len(f.rejected) == 0
+		return strings.HasPrefix(f.refused["csi/"], "FailedMount: Unable to attach or mount volumes: spec.volumes[0].csi: ") &&
+			strings.HasPrefix(f.refused["ephemeral/"], "FailedMount: Unable to attach or mount volumes: spec.volumes[0].ephemeral") &&
+			strings.HasPrefix(f.refused["claim/"], "FailedPrepareDynamicResources: Failed to prepare dynamic resources: spec.resourceClaims: ") && len(f.rejected) == 0
 	})
 }
 
@@ -625,7 +625,7 @@ func TestRefused(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a", claims))
 	f.eventually("refused", func() bool {
-		return strings.HasPrefix(f.refused["a/"], "NotSupported: spec.volumes[0].persistentVolumeClaim: ")
+		return strings.HasPrefix(f.refused["a/"], "FailedMount: Unable to attach or mount volumes: spec.volumes[0].persistentVolumeClaim: ")
 	})
 	for i := range 5 {
 		f.Put(podList, pod("a", claims, func(p *corev1.Pod) { p.Status.Message = fmt.Sprint(i) }))

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/admission"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
@@ -21,8 +23,33 @@ import (
 // WholePod is the key of a refusal that isn't about a single container.
 const WholePod = ""
 
-// reasonNotSupported is the reason of what this node can't run, whichever other pods it has.
-const reasonNotSupported = "NotSupported"
+// The reasons of what this node can't run, whichever other pods it has. Those of volumes
+// without a plugin, podplan.ReasonMount, and of resource claims without a driver are those of a
+// kubelet's events.
+const (
+	reasonPrepare = "FailedPrepareDynamicResources"
+	// ReasonNotSupported is the reason of the rest, for which a kubelet has none.
+	ReasonNotSupported = "NotSupported"
+)
+
+// refusalOf returns why a pod isn't run, with a kubelet's words where it would wait likewise. Paths
+// are relative to the container at the prefix.
+func refusalOf(err error, prefix string) admission.Refusal {
+	text := problemText(err, prefix)
+	wrong, _ := errors.AsType[*manifest.Error](err)
+	about := func(parts ...string) bool {
+		return wrong != nil && slices.ContainsFunc(wrong.Problems, func(p manifest.Problem) bool {
+			return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(p.Path, part) })
+		})
+	}
+	switch {
+	case about("spec.volumes[", ".volumeDevices"): // a kubelet begins with these
+		return admission.Refusal{Reason: podplan.ReasonMount, Message: "Unable to attach or mount volumes: " + text}
+	case about("spec.resourceClaims", ".resources.claims"):
+		return admission.Refusal{Reason: reasonPrepare, Message: "Failed to prepare dynamic resources: " + text}
+	}
+	return admission.Refusal{Reason: ReasonNotSupported, Message: text}
+}
 
 // translate converts the pod for the agent and stores it in b. It stores what the node can't run in
 // b.refused, and logs it if that has changed. An error means that the pod can't be converted yet.
@@ -34,7 +61,7 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	b.raw = pod
 	refused := map[string]admission.Refusal{}
 	refuse := func(key string, err error, at string) {
-		refused[key] = admission.Refusal{Reason: reasonNotSupported, Message: problemText(err, at)}
+		refused[key] = refusalOf(err, at)
 	}
 	valid, tokens, err := parse(pod, handler)
 	b.tokens = tokens // volumes don't change, so these are also the tokens of an earlier version
@@ -77,10 +104,14 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 // parse returns the pod as it is for the agent, or the problems of the pod.
 func parse(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec, error) {
 	plain, tokens := standalonePod(pod, handler)
+	var claims []manifest.Problem
 	for i := range plain.Spec.Volumes {
 		if kind := claimKind(&plain.Spec.Volumes[i]); kind != "" {
-			return nil, tokens, fmt.Errorf("spec.volumes[%d].%s: %s", i, kind, remedy.Claim())
+			claims = append(claims, manifest.Problem{Path: fmt.Sprintf("spec.volumes[%d].%s", i, kind), Text: remedy.Claim()})
 		}
+	}
+	if len(claims) > 0 {
+		return nil, tokens, &manifest.Error{File: "pod", Problems: claims}
 	}
 	data, err := json.Marshal(plain)
 	if err != nil {
