@@ -13,6 +13,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -91,6 +92,8 @@ type Agent struct {
 	draining bool
 
 	owner sync.Map // *podState by sandbox ID
+
+	userNamespaced struct{ started, failed atomic.Uint64 } // sandboxes with a user namespace
 
 	background sync.WaitGroup
 	closing    context.Context

@@ -98,11 +98,21 @@ func (l *launcher) portTaken() error {
 }
 
 // runSandbox runs a sandbox, with its own user IDs if the pod sets hostUsers: false.
-func (l *launcher) runSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (sandbox.Status, error) {
+func (l *launcher) runSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (st sandbox.Status, err error) {
+	users := l.manifest.Spec.HostUsers
+	namespaced := users != nil && !*users
+	if namespaced {
+		l.a.userNamespaced.started.Add(1)
+		defer func() {
+			if err != nil {
+				l.a.userNamespaced.failed.Add(1)
+			}
+		}()
+	}
 	if err := l.portTaken(); err != nil {
 		return sandbox.Status{}, err
 	}
-	if users := l.manifest.Spec.HostUsers; users != nil && !*users {
+	if namespaced {
 		release, err := l.a.idRanges.Assign(config, l.a.cfg.Sandboxes.List)
 		if err != nil {
 			return sandbox.Status{}, err

@@ -18,11 +18,14 @@ var (
 	runningContainers = prometheus.NewDesc("kubelet_running_containers", "Containers, by state.", []string{"container_state"}, nil)
 	desiredPods       = prometheus.NewDesc("kubelet_desired_pods", "Pods that should run.", []string{"static"}, nil)
 	activePods        = prometheus.NewDesc("kubelet_active_pods", "Pods that run or still have something to do.", []string{"static"}, nil)
+
+	userNamespaced       = prometheus.NewDesc("kubelet_started_user_namespaced_pods_total", "Starts of pods with a user namespace.", nil, nil)
+	userNamespacedErrors = prometheus.NewDesc("kubelet_started_user_namespaced_pods_errors_total", "Failed starts of pods with a user namespace.", nil, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (s Source) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{nodeName, buildInfo, runningPods, runningContainers, desiredPods, activePods} {
+	for _, d := range []*prometheus.Desc{nodeName, buildInfo, runningPods, runningContainers, desiredPods, activePods, userNamespaced, userNamespacedErrors} {
 		to <- d
 	}
 }
@@ -35,6 +38,9 @@ func (s Source) Collect(to chan<- prometheus.Metric) {
 	gauge(nodeName, 1, s.Node)
 	gauge(buildInfo, 1, s.Info().KubeletVersion, version.Go())
 	gauge(runningPods, len(s.running()))
+	started, failed := s.UserNamespaced()
+	to <- prometheus.MustNewConstMetric(userNamespaced, prometheus.CounterValue, float64(started))
+	to <- prometheus.MustNewConstMetric(userNamespacedErrors, prometheus.CounterValue, float64(failed))
 	containers := map[string]int{"running": 0, "exited": 0, "created": 0}
 	desired, active := map[string]int{"true": 0, "": 0}, map[string]int{"true": 0, "": 0}
 	for _, p := range s.Pods() {

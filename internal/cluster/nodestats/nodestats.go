@@ -39,6 +39,9 @@ type Source struct {
 	Info func() corev1.NodeSystemInfo
 	// Tallies returns the results of the pods' probes.
 	Tallies func() []probe.Tally
+	// UserNamespaced returns how many sandboxes with a user namespace were started, and how many of
+	// these starts failed.
+	UserNamespaced func() (started, failed uint64)
 	// Booted is when the node was booted, Started when huskd was started.
 	Booted, Started time.Time
 }

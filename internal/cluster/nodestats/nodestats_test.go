@@ -117,7 +117,8 @@ func TestKubeletMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(Source{
 		Node: "here", Pods: func() []agent.Pod { return []agent.Pod{api, of("file:/x", podplan.Stop, false), ended} },
-		Info: func() corev1.NodeSystemInfo { return corev1.NodeSystemInfo{KubeletVersion: "v1"} },
+		Info:           func() corev1.NodeSystemInfo { return corev1.NodeSystemInfo{KubeletVersion: "v1"} },
+		UserNamespaced: func() (started, failed uint64) { return 3, 1 },
 	})
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
@@ -125,6 +126,7 @@ func TestKubeletMetrics(t *testing.T) {
 		`kubelet_node_name{node="here"} 1`, "kubelet_running_pods 2", `kubelet_running_containers{container_state="running"} 1`,
 		`kubelet_running_containers{container_state="exited"} 1`, `kubelet_running_containers{container_state="created"} 1`,
 		`kubelet_desired_pods{static=""} 2`, `kubelet_desired_pods{static="true"} 0`, `kubelet_active_pods{static=""} 1`, `kubelet_active_pods{static="true"} 1`,
+		"kubelet_started_user_namespaced_pods_total 3", "kubelet_started_user_namespaced_pods_errors_total 1",
 	} {
 		if !strings.Contains(w.Body.String(), line+"\n") {
 			t.Errorf("no line %s in\n%s", line, w.Body)
