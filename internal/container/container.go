@@ -8,6 +8,7 @@ package container
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -328,6 +329,12 @@ func (s *Service) List(sandbox string) []Status {
 	}
 	return s.entries.ListGroup(sandbox)
 }
+
+// Select returns the containers for which keep returns true, newest first.
+func (s *Service) Select(keep func(*Status) bool) []Status { return s.entries.Select(keep) }
+
+// Views yields all containers, in no order. They must not be changed.
+func (s *Service) Views() iter.Seq[*Status] { return s.entries.Views() }
 
 // Close waits until the calls in flight have come to a safe point. Containers run on.
 func (s *Service) Close() { s.entries.Close() }

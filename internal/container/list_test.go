@@ -65,3 +65,44 @@ func BenchmarkListOfSandbox(b *testing.B) {
 		})
 	}
 }
+
+// TestSelect checks that Select has what was asked for, newest first, and that its array has no
+// room for the others. Views has all.
+func TestSelect(t *testing.T) {
+	t.Parallel()
+	s := filled(50)
+	list := s.Select(func(st *Status) bool { return st.Sandbox == "s7" })
+	if len(list) != perSandbox || cap(list) != perSandbox || list[0].Name() != "c1" || list[1].Name() != "c0" {
+		t.Errorf("room for %d: %+v", cap(list), list)
+	}
+	all := map[string]bool{}
+	for st := range s.Views() {
+		all[st.ID] = true
+	}
+	if len(all) != 50*perSandbox {
+		t.Errorf("%d containers in all, want %d", len(all), 50*perSandbox)
+	}
+}
+
+// BenchmarkJoin adds a container, beside those of many sandboxes.
+func BenchmarkJoin(b *testing.B) {
+	for _, n := range []int{100, 400, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			var s *Service
+			const batch = 20 // so few that there are about as many containers at the end
+			for i := 0; b.Loop(); i++ {
+				if i%batch == 0 {
+					b.StopTimer()
+					s = filled(n)
+					b.StartTimer()
+				}
+				config := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: fmt.Sprint("new", i)}}
+				s.entries.Join(key("s7", config), func(id string) *base {
+					e := s.newEntry(id, config, &record{Sandbox: "s7"})
+					e.Rec.State = containerstate.Reserved
+					return e.base
+				})
+			}
+		})
+	}
+}

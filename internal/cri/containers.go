@@ -118,11 +118,10 @@ func (c containers) StreamContainers(req *runtimeapi.StreamContainersRequest, to
 }
 
 func (c containers) list(filter *runtimeapi.ContainerFilter) ([]container.Status, error) {
-	all, err := c.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector())
-	if state := filter.GetState(); state != nil {
-		all = slices.DeleteFunc(all, func(st container.Status) bool { return containerState(st) != state.GetState() })
-	}
-	return all, err
+	state := filter.GetState()
+	return c.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector(), func(st *container.Status) bool {
+		return state == nil || containerState(*st) == state.GetState()
+	})
 }
 
 // unfiltered reports whether a filter, which may be nil, matches everything.
@@ -137,9 +136,9 @@ func listed(st *container.Status) *runtimeapi.Container {
 	}
 }
 
-// containers returns the containers with the ID, in the sandbox, with the labels. An empty ID
-// matches any.
-func (v *view) containers(id, sandbox string, labels map[string]string) ([]container.Status, error) {
+// containers returns the containers with the ID, in the sandbox, with the labels, for which keep
+// returns true. An empty ID matches any.
+func (v *view) containers(id, sandbox string, labels map[string]string, keep func(*container.Status) bool) ([]container.Status, error) {
 	named := id != "" || sandbox != ""
 	if sandbox != "" {
 		in, err := v.sandbox(sandbox)
@@ -148,25 +147,20 @@ func (v *view) containers(id, sandbox string, labels map[string]string) ([]conta
 		}
 		sandbox = in.ID
 	}
-	var all []container.Status
-	if id == "" {
-		all = v.Containers.List(sandbox)
-	} else {
+	matches := func(st *container.Status) bool {
+		return created(*st) && (sandbox == "" || st.Sandbox == sandbox) && selected(st.Config.GetLabels(), labels, named) && keep(st)
+	}
+	switch {
+	case id != "":
 		st, err := v.container(id)
-		if err != nil {
+		if err != nil || !matches(&st) {
 			return nil, ignoreNotFound(err)
 		}
-		if sandbox == "" || st.Sandbox == sandbox {
-			all = []container.Status{st}
-		}
+		return []container.Status{st}, nil
+	case sandbox != "":
+		return slices.DeleteFunc(v.Containers.List(sandbox), func(st container.Status) bool { return !matches(&st) }), nil
 	}
-	var out []container.Status
-	for _, st := range all {
-		if created(st) && selected(st.Config.GetLabels(), labels, named) {
-			out = append(out, st)
-		}
-	}
-	return out, nil
+	return v.Containers.Select(matches), nil
 }
 
 // created reports whether the container's creation has finished: before that, no client has its ID.

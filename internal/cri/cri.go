@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"strings"
 	"time"
@@ -89,11 +90,13 @@ func (v *view) sandbox(id string) (sandbox.Status, error) {
 	if st, err := v.Sandboxes.Get(id); err == nil {
 		return st, nil
 	}
-	var ids []string
-	for _, st := range v.Sandboxes.List() {
-		ids = append(ids, st.ID)
-	}
-	full, err := expand("sandbox", id, ids)
+	full, err := expand("sandbox", id, func(yield func(string) bool) {
+		for st := range v.Sandboxes.Views() {
+			if !yield(st.ID) {
+				return
+			}
+		}
+	})
 	if err != nil {
 		return sandbox.Status{}, err
 	}
@@ -105,11 +108,13 @@ func (v *view) container(id string) (container.Status, error) {
 	if st, err := v.Containers.Get(id); err == nil {
 		return st, nil
 	}
-	var ids []string
-	for _, st := range v.Containers.List("") {
-		ids = append(ids, st.ID)
-	}
-	full, err := expand("container", id, ids)
+	full, err := expand("container", id, func(yield func(string) bool) {
+		for st := range v.Containers.Views() {
+			if !yield(st.ID) {
+				return
+			}
+		}
+	})
 	if err != nil {
 		return container.Status{}, err
 	}
@@ -117,12 +122,12 @@ func (v *view) container(id string) (container.Status, error) {
 }
 
 // expand returns the one of ids that begins with prefix.
-func expand(kind, prefix string, ids []string) (string, error) {
+func expand(kind, prefix string, ids iter.Seq[string]) (string, error) {
 	if prefix == "" {
 		return "", errdefs.ErrInvalidArgument.WithMessage(kind + " ID is empty: name one")
 	}
 	found := ""
-	for _, id := range ids {
+	for id := range ids {
 		if !strings.HasPrefix(id, prefix) {
 			continue
 		}

@@ -31,17 +31,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestExpand(t *testing.T) {
 	ids := []string{"abc", "abd", "b"}
 	for prefix, want := range map[string]string{"abc": "abc", "abd": "abd", "b": "b"} {
-		if got, err := expand("sandbox", prefix, ids); got != want || err != nil {
+		if got, err := expand("sandbox", prefix, slices.Values(ids)); got != want || err != nil {
 			t.Errorf("%s: got %q, %v", prefix, got, err)
 		}
 	}
-	if _, err := expand("sandbox", "ab", ids); !errdefs.IsInvalidArgument(err) {
+	if _, err := expand("sandbox", "ab", slices.Values(ids)); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("ambiguous: %v", err)
 	}
-	if _, err := expand("sandbox", "", ids); !errdefs.IsInvalidArgument(err) {
+	if _, err := expand("sandbox", "", slices.Values(ids)); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("empty: %v", err)
 	}
-	if _, err := expand("sandbox", strings.Repeat("\n", 1000), ids); !errdefs.IsNotFound(err) || len(err.Error()) > 300 {
+	if _, err := expand("sandbox", strings.Repeat("\n", 1000), slices.Values(ids)); !errdefs.IsNotFound(err) || len(err.Error()) > 300 {
 		t.Errorf("unprintable: %v", err)
 	}
 }

@@ -183,7 +183,7 @@ func (s *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoReque
 	bytes, inodes := s.Images.Usage()
 	r := &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{s.filesystem(bytes, inodes)}}
 	bytes, inodes = 0, 0
-	for _, st := range s.Containers.List("") {
+	for st := range s.Containers.Views() {
 		layer := s.Meter.Layer(st.ID, s.Containers.Layer(st.ID))
 		bytes, inodes = bytes+layer.Bytes, inodes+layer.Inodes
 	}

@@ -2,7 +2,6 @@ package cri
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -143,11 +142,10 @@ func (p pods) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, to g
 }
 
 func (p pods) list(filter *runtimeapi.PodSandboxFilter) ([]sandbox.Status, error) {
-	all, err := p.sandboxes(filter.GetId(), filter.GetLabelSelector())
-	if state := filter.GetState(); state != nil {
-		all = slices.DeleteFunc(all, func(st sandbox.Status) bool { return sandboxState(st) != state.GetState() })
-	}
-	return all, err
+	state := filter.GetState()
+	return p.sandboxes(filter.GetId(), filter.GetLabelSelector(), func(st *sandbox.Status) bool {
+		return state == nil || sandboxState(*st) == state.GetState()
+	})
 }
 
 // listedSandbox returns a sandbox as it appears in lists.
@@ -158,23 +156,20 @@ func listedSandbox(st *sandbox.Status) *runtimeapi.PodSandbox {
 	}
 }
 
-// sandboxes returns the sandboxes with the ID and the labels. An empty ID matches any.
-func (v *view) sandboxes(id string, labels map[string]string) ([]sandbox.Status, error) {
-	all := v.Sandboxes.List()
-	if id != "" {
-		st, err := v.sandbox(id)
-		if err != nil {
-			return nil, ignoreNotFound(err)
-		}
-		all = []sandbox.Status{st}
+// sandboxes returns the sandboxes with the ID and the labels for which keep returns true. An empty
+// ID matches any.
+func (v *view) sandboxes(id string, labels map[string]string, keep func(*sandbox.Status) bool) ([]sandbox.Status, error) {
+	matches := func(st *sandbox.Status) bool {
+		return started(*st) && selected(st.Config.GetLabels(), labels, id != "") && keep(st)
 	}
-	var out []sandbox.Status
-	for _, st := range all {
-		if started(st) && selected(st.Config.GetLabels(), labels, id != "") {
-			out = append(out, st)
-		}
+	if id == "" {
+		return v.Sandboxes.Select(matches), nil
 	}
-	return out, nil
+	st, err := v.sandbox(id)
+	if err != nil || !matches(&st) {
+		return nil, ignoreNotFound(err)
+	}
+	return []sandbox.Status{st}, nil
 }
 
 // started reports whether the sandbox's start has finished: before that, no client has its ID, and

@@ -43,17 +43,14 @@ func (m usage) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest,
 }
 
 func (m usage) listContainers(filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
-	candidates, err := m.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector())
-	if err != nil {
-		return nil, err
-	}
+	running, err := m.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector(), func(st *container.Status) bool {
+		return containerState(*st) == runtimeapi.ContainerState_CONTAINER_RUNNING
+	})
 	var out []*runtimeapi.ContainerStats
-	for _, st := range candidates {
-		if containerState(st) == runtimeapi.ContainerState_CONTAINER_RUNNING {
-			out = append(out, m.containerStats(st, m.cgroup(st.Sandbox)))
-		}
+	for _, st := range running {
+		out = append(out, m.containerStats(st, m.cgroup(st.Sandbox)))
 	}
-	return out, nil
+	return out, err
 }
 
 // cgroup returns the cgroup of a sandbox.
@@ -161,14 +158,9 @@ func (m usage) listSandboxes(filter *runtimeapi.PodSandboxStatsFilter) ([]*runti
 }
 
 func (m usage) ready(id string, labels map[string]string) ([]sandbox.Status, error) {
-	candidates, err := m.sandboxes(id, labels)
-	var out []sandbox.Status
-	for _, st := range candidates {
-		if sandboxState(st) == runtimeapi.PodSandboxState_SANDBOX_READY {
-			out = append(out, st)
-		}
-	}
-	return out, err
+	return m.sandboxes(id, labels, func(st *sandbox.Status) bool {
+		return sandboxState(*st) == runtimeapi.PodSandboxState_SANDBOX_READY
+	})
 }
 
 func (m usage) sandboxStats(st sandbox.Status) (*runtimeapi.PodSandboxStats, error) {

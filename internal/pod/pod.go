@@ -78,7 +78,7 @@ func (i Instance) Netns(sandbox string) string { return i.NetnsPrefix() + Short(
 func (i Instance) NetnsPrefix() string { return "husk-" + string(i) + "-" }
 
 // hostLinkDigits is the number of bytes that IFNAMSIZ (15 usable bytes) leaves for the sandbox
-// after the prefix. IDs must differ in these digits, see Clash.
+// after the prefix. IDs must differ in these digits, see Distinct.
 const hostLinkDigits = 9
 
 // HostLink returns the name of the host's end of a sandbox's veth pair.
@@ -125,8 +125,12 @@ func ContainerCgroup(parent, id string) string {
 // ScopePrefix begins the names of Husk's systemd scopes.
 const ScopePrefix = "cri-husk"
 
+// Distinct returns the part of a sandbox ID that no other sandbox's may have, because two of them
+// would have a derived name in common.
+func Distinct(id string) string { return id[:hostLinkDigits] }
+
 // Clash reports whether two sandbox IDs have a derived name in common.
-func Clash(a, b string) bool { return a[:hostLinkDigits] == b[:hostLinkDigits] }
+func Clash(a, b string) bool { return Distinct(a) == Distinct(b) }
 
 // String describes the instance for logs.
 func (i Instance) String() string { return fmt.Sprintf("instance %s", string(i)) }

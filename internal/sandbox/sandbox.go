@@ -8,6 +8,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -242,6 +243,12 @@ func (s *Service) Get(id string) (Status, error) { return s.entries.Get(id) }
 
 // List returns all sandboxes, newest first. It never waits for one that is being changed.
 func (s *Service) List() []Status { return s.entries.List() }
+
+// Select returns the sandboxes for which keep returns true, newest first.
+func (s *Service) Select(keep func(*Status) bool) []Status { return s.entries.Select(keep) }
+
+// Views yields all sandboxes, in no order. They must not be changed.
+func (s *Service) Views() iter.Seq[*Status] { return s.entries.Views() }
 
 // Close waits until the calls in flight have come to a safe point. Sandboxes run on.
 func (s *Service) Close() { s.entries.Close() }

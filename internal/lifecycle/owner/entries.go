@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"slices"
@@ -85,6 +86,8 @@ type Entries[S lifecycle.State, R Recorded[S], C proto.Message, V any] struct {
 	mu   sync.RWMutex
 	byID map[string]*Entry[S, R, C, V]
 	live map[string]*Entry[S, R, C, V] // by key, those that have not ended
+	// taken has the IDs of byID by what no other ID may have in common with them.
+	taken map[string]string
 	// groups has the entries of byID by their group, without those that have none.
 	groups map[string][]*Entry[S, R, C, V]
 
@@ -100,6 +103,7 @@ func New[S lifecycle.State, R Recorded[S], C proto.Message, V any](cfg Config[V]
 		records: journal.NewConfigTable[R, C](cfg.Journal, cfg.Kind),
 		byID:    map[string]*Entry[S, R, C, V]{},
 		live:    map[string]*Entry[S, R, C, V]{},
+		taken:   map[string]string{},
 		groups:  map[string][]*Entry[S, R, C, V]{},
 	}
 	s.closing, s.close = context.WithCancel(context.Background())
@@ -151,7 +155,7 @@ func (s *Entries[S, R, C, V]) Join(key string, fresh func(id string) *Entry[S, R
 
 // add makes an entry known by its ID and its group. The caller holds s.mu, except during Load.
 func (s *Entries[S, R, C, V]) add(e *Entry[S, R, C, V]) {
-	s.byID[e.ID] = e
+	s.byID[e.ID], s.taken[pod.Distinct(e.ID)] = e, e.ID
 	if e.Group != "" {
 		s.groups[e.Group] = append(s.groups[e.Group], e)
 	}
@@ -161,11 +165,7 @@ func (s *Entries[S, R, C, V]) add(e *Entry[S, R, C, V]) {
 func (s *Entries[S, R, C, V]) newID() string {
 	for {
 		id := pod.NewID()
-		clash := false
-		for other := range s.byID {
-			clash = clash || pod.Clash(id, other)
-		}
-		if !clash {
+		if _, clash := s.taken[pod.Distinct(id)]; !clash {
 			return id
 		}
 	}
@@ -198,27 +198,49 @@ func (s *Entries[S, R, C, V]) All() []*Entry[S, R, C, V] {
 	return slices.Collect(maps.Values(s.byID))
 }
 
-// List returns the views of all entries, newest first. It never waits for an entry that is being
-// changed.
-func (s *Entries[S, R, C, V]) List() []V { return views(s.All()) }
+// Views yields the views of all entries, in no order. It copies none of them, so they must not be
+// changed. It never waits for an entry that is being changed.
+func (s *Entries[S, R, C, V]) Views() iter.Seq[*V] {
+	return func(yield func(*V) bool) {
+		for _, e := range s.All() {
+			if !yield(e.published.Load()) {
+				return
+			}
+		}
+	}
+}
 
-// ListGroup returns the views of the entries of a group, newest first, as List does. It takes no
-// longer, and allocates no more, if there are entries of other groups.
+// List returns the views of all entries, newest first.
+func (s *Entries[S, R, C, V]) List() []V { return newest(s.All(), nil) }
+
+// Select returns the views for which keep returns true, newest first. It copies no others.
+func (s *Entries[S, R, C, V]) Select(keep func(*V) bool) []V { return newest(s.All(), keep) }
+
+// ListGroup returns the views of the entries of a group, newest first. It takes no longer, and
+// allocates no more, if there are entries of other groups.
 func (s *Entries[S, R, C, V]) ListGroup(group string) []V {
 	s.mu.RLock()
 	members := slices.Clone(s.groups[group])
 	s.mu.RUnlock()
-	return views(members)
+	return newest(members, nil)
 }
 
-// views returns the views of entries, newest first. It sorts all.
-func views[S lifecycle.State, R Recorded[S], C proto.Message, V any](all []*Entry[S, R, C, V]) []V {
-	slices.SortFunc(all, func(a, b *Entry[S, R, C, V]) int {
-		return b.Rec.Common().Created.Compare(a.Rec.Common().Created)
-	})
-	list := make([]V, len(all))
-	for i, e := range all {
-		list[i] = e.Status()
+// newest returns the views of entries, newest first, or those for which keep returns true.
+func newest[S lifecycle.State, R Recorded[S], C proto.Message, V any](all []*Entry[S, R, C, V], keep func(*V) bool) []V {
+	type dated struct {
+		created time.Time
+		view    *V
+	}
+	kept := make([]dated, 0, len(all))
+	for _, e := range all {
+		if v := e.published.Load(); keep == nil || keep(v) {
+			kept = append(kept, dated{e.Rec.Common().Created, v})
+		}
+	}
+	slices.SortFunc(kept, func(a, b dated) int { return b.created.Compare(a.created) })
+	list := make([]V, len(kept))
+	for i, d := range kept {
+		list[i] = *d.view
 	}
 	return list
 }
@@ -242,6 +264,9 @@ func (s *Entries[S, R, C, V]) forget(e *Entry[S, R, C, V]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, e.ID)
+	if s.taken[pod.Distinct(e.ID)] == e.ID {
+		delete(s.taken, pod.Distinct(e.ID))
+	}
 	if e.Group == "" {
 		return
 	}
