@@ -87,7 +87,7 @@ type Agent struct {
 
 	// Invariant: mu guards the three fields below, and is locked before the mu of a podState.
 	mu       sync.RWMutex
-	workers  map[string]*worker                     // by namespace/name
+	workers  workers
 	declared map[source.Kind]map[string]declaration // by namespace/name
 	draining bool
 
@@ -108,7 +108,7 @@ func New(cfg Config) *Agent {
 		probes:   probe.New(probe.NewExec(cfg.Containers.Exec)),
 		admitted: admission.NewLedger(cfg.Node),
 		Events:   event.NewLog(),
-		workers:  map[string]*worker{},
+		workers:  workers{byName: map[string]*worker{}, byUID: map[string]*worker{}},
 		declared: map[source.Kind]map[string]declaration{},
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
@@ -122,22 +122,18 @@ func (a *Agent) Load() []error {
 		switch {
 		case rec.Pod == nil || string(rec.Pod.UID) != uid:
 			return errors.New("not the record of a pod")
-		case a.workers[nameOf(rec.Pod)] != nil:
+		case a.workers.byName[nameOf(rec.Pod)] != nil:
 			return fmt.Errorf("there is another record of pod %s", nameOf(rec.Pod))
 		}
 		rec.anchor(time.Now())
-		a.workers[nameOf(rec.Pod)] = a.newWorker(rec)
+		a.workers.add(a.newWorker(rec))
 		return nil
 	})
-	byUID := map[string]*worker{}
-	for _, w := range a.workers {
-		byUID[w.uid()] = w
-	}
 	for _, st := range a.cfg.Sandboxes.List() {
 		if st.Config.GetLabels()[Label] == "" {
 			continue
 		}
-		if w := byUID[st.Ref().UID]; w != nil {
+		if w := a.workers.byUID[st.Ref().UID]; w != nil {
 			w.inventory.add(st.ID)
 			continue
 		}
@@ -149,14 +145,14 @@ func (a *Agent) Load() []error {
 		})
 	}
 	// What runs is admitted before what waits.
-	for _, w := range a.workers {
+	for _, w := range a.workers.byName {
 		if w.inventory.list().occupied() || w.rec.Desired != nil {
 			a.admitted.Admit(w.rec.Pod, true)
 		}
 	}
 	a.capacityFreed() // a held resize may fit now
 	// A worker that has started may remove itself from a.workers at once.
-	for _, w := range slices.Collect(maps.Values(a.workers)) {
+	for _, w := range slices.Collect(maps.Values(a.workers.byName)) {
 		w.step() // publishes the state of the pod
 		w.start()
 	}
@@ -179,7 +175,7 @@ func (a *Agent) sandboxChanged(id string) {
 func (a *Agent) ImagesChanged() {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for _, w := range a.workers {
+	for _, w := range a.workers.byName {
 		w.nudge()
 	}
 }
@@ -195,12 +191,14 @@ func (a *Agent) Close() {
 func (a *Agent) forget(w *worker) {
 	a.probes.Watch(w.uid(), nil, probe.Watcher{})
 	a.mu.Lock()
-	delete(a.workers, w.name())
+	a.workers.remove(w)
 	a.mu.Unlock()
 	if a.cfg.Changed != nil {
 		a.cfg.Changed(w.uid())
 	}
 	a.declaring.Lock()
 	defer a.declaring.Unlock()
-	a.reconcileDeclared()
+	a.reconcileDeclared(func(name string, d declaration) bool {
+		return name == w.name() || d.pod.UID == w.manifest.UID // what was w's is free
+	})
 }

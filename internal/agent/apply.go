@@ -59,7 +59,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 		return nil, nil, errdefs.ErrUnavailable.WithMessage("huskd is shutting down: run the pod once it is up again")
 	}
 	name := nameOf(pod)
-	if w := a.workers[name]; w != nil {
+	if w := a.workers.byName[name]; w != nil {
 		rec := w.record()
 		if rec.Want == podplan.Remove {
 			return nil, w, nil
@@ -80,18 +80,16 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 		}
 		return w, nil, w.want(podplan.Run, nil)
 	}
-	for _, other := range a.workers {
-		if other.manifest.UID == pod.UID {
-			return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
-				"pod %s has the UID of pod %s: leave metadata.uid out of its manifest", name, other.name()))
-		}
+	if other := a.workers.byUID[string(pod.UID)]; other != nil {
+		return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
+			"pod %s has the UID of pod %s: leave metadata.uid out of its manifest", name, other.name()))
 	}
 	rec := record{Pod: pod, Objects: d.objects, Source: d.source, Want: podplan.Run, Started: time.Now()}
 	if err := a.records.Put(string(pod.UID), rec); err != nil {
 		return nil, nil, fmt.Errorf("pod %s: %w", name, err)
 	}
 	w = a.newWorker(rec)
-	a.workers[name] = w
+	a.workers.add(w)
 	if ignored := manifest.Ignored(pod); len(ignored) > 0 && rec.from() == remedy.Manifest {
 		w.normalEvent("", "Ignored", "no effect without a cluster: "+strings.Join(ignored, ", "))
 	}
@@ -118,7 +116,7 @@ func (a *Agent) occupied(rec record, from string) error {
 // existing pod is of another source, or can be changed into this one while it runs.
 func (a *Agent) Replace(pod *corev1.Pod, source string) error {
 	a.mu.RLock()
-	w := a.workers[nameOf(pod)]
+	w := a.workers.byName[nameOf(pod)]
 	a.mu.RUnlock()
 	if w == nil {
 		return nil
@@ -237,7 +235,7 @@ func (a *Agent) Drain(ctx context.Context, budget Budget, stopped func(p Pod, er
 	a.mu.Lock()
 	a.draining = true
 	var ordinary, critical []*worker
-	for _, w := range a.workers {
+	for _, w := range a.workers.byName {
 		if criconfig.Critical(w.manifest) {
 			critical = append(critical, w)
 		} else {

@@ -245,7 +245,7 @@ func TestDrainCriticalLast(t *testing.T) {
 		_ = h.Drain(h.ctx(), Budget{Total: 300 * time.Millisecond, Critical: 100 * time.Millisecond}, func(p Pod, _ error) { order = append(order, p.Manifest.Name) })
 		h.mu.RLock()
 		for _, name := range []string{"default/a", "default/critical"} {
-			since = append(since, h.workers[name].drained.Since)
+			since = append(since, h.workers.byName[name].drained.Since)
 		}
 		h.mu.RUnlock()
 		if gap := since[1].Sub(since[0]); gap <= 0 || stuck != nil && gap < 200*time.Millisecond {

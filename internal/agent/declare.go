@@ -52,7 +52,7 @@ func (a *Agent) Declare(set source.Set) {
 	a.declared[set.Kind] = declared
 	var obsolete []*worker
 	changed := map[*worker]manifest.Objects{}
-	for name, w := range a.workers {
+	for name, w := range a.workers.byName {
 		rec := w.record()
 		if !strings.HasPrefix(rec.Source, string(set.Kind)) || rec.Want == podplan.Remove || unread[rec.Source] {
 			continue
@@ -89,7 +89,7 @@ func (a *Agent) Declare(set source.Set) {
 			a.cfg.Log.Error("agent: removing a pod that is no longer declared failed", "pod", w.name(), "error", err)
 		}
 	}
-	a.reconcileDeclared()
+	a.reconcileDeclared(func(string, declaration) bool { return true })
 }
 
 // Share gives pods new versions of the objects that they refer to, of whatever source. A pod keeps
@@ -106,7 +106,7 @@ func (a *Agent) Share(all manifest.Objects) {
 			}
 		}
 	}
-	workers := slices.Collect(maps.Values(a.workers))
+	workers := slices.Collect(maps.Values(a.workers.byName))
 	a.mu.Unlock()
 	for _, w := range workers {
 		rec := w.record()
@@ -131,12 +131,17 @@ func mustRecreate(kind source.Kind, declared, existing *corev1.Pod) bool {
 	return !ok
 }
 
-// reconcileDeclared starts the declared pods whose name is free. Files come before URLs, and URLs
-// before the API server. The caller holds a.declaring.
-func (a *Agent) reconcileDeclared() {
+// reconcileDeclared starts, of the declared pods for which concerns returns true, those whose name
+// is free. Files come before URLs, and URLs before the API server. The caller holds a.declaring.
+func (a *Agent) reconcileDeclared(concerns func(name string, d declaration) bool) {
 	for _, kind := range []source.Kind{source.File, source.Web, source.API} {
+		todo := map[string]declaration{}
 		a.mu.RLock()
-		todo := maps.Clone(a.declared[kind])
+		for name, d := range a.declared[kind] {
+			if concerns(name, d) {
+				todo[name] = d
+			}
+		}
 		a.mu.RUnlock()
 		for _, name := range slices.Sorted(maps.Keys(todo)) {
 			d := todo[name]
@@ -159,7 +164,7 @@ func (a *Agent) reconcileDeclared() {
 func (a *Agent) mustApply(name string, d declaration) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	w := a.workers[name]
+	w := a.workers.byName[name]
 	if w == nil {
 		return !a.draining && a.closing.Err() == nil
 	}

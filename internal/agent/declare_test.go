@@ -125,3 +125,19 @@ func TestDeclareNameInUse(t *testing.T) {
 		t.Errorf("the pods are %q", h.names())
 	}
 }
+
+// TestDeclaredWithUIDOfAnother checks that a declared pod that was refused for its UID runs once the
+// pod that has it is gone.
+func TestDeclaredWithUIDOfAnother(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.apply(parse(t, "first", ", uid: abcd-1"))
+	h.Declare(declared(t, ", uid: abcd-1", "second"))
+	if _, _, err := h.Find("second"); !errdefs.IsNotFound(err) {
+		t.Fatalf("the second pod with the UID: %v", err)
+	}
+	if err := h.Remove(h.ctx(), "abcd-1"); err != nil {
+		t.Fatal(err)
+	}
+	h.waitFor("abcd-1", "the second pod", func(p Pod) bool { return p.Manifest.Name == "second" })
+}

@@ -59,7 +59,7 @@ func (a *Agent) preemptFor(critical *corev1.Pod) {
 	defer a.preempting.Unlock()
 	var others, evictable []*corev1.Pod
 	a.mu.RLock()
-	for _, w := range a.workers {
+	for _, w := range a.workers.byName {
 		rec := w.record()
 		switch {
 		case rec.Evicted != nil && !w.published.pod().Finished:

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,15 +15,40 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
+// workers are the workers of all pods.
+type workers struct {
+	byName map[string]*worker // namespace/name
+	byUID  map[string]*worker
+}
+
+func (all workers) add(w *worker) { all.byName[w.name()], all.byUID[w.uid()] = w, w }
+
+func (all workers) remove(w *worker) {
+	delete(all.byName, w.name())
+	delete(all.byUID, w.uid())
+}
+
+// Views yields all pods, in no order. It copies none of them, so they must not be changed.
+func (a *Agent) Views() iter.Seq[*Pod] {
+	return func(yield func(*Pod) bool) {
+		a.mu.RLock()
+		all := slices.Collect(maps.Values(a.workers.byName))
+		a.mu.RUnlock()
+		for _, w := range all {
+			if !yield(&w.published.latest.Load().pod) {
+				return
+			}
+		}
+	}
+}
+
 // List returns all pods, newest first.
 func (a *Agent) List() []Pod {
-	a.mu.RLock()
-	list := make([]Pod, 0, len(a.workers))
-	for _, w := range a.workers {
-		list = append(list, w.published.pod())
+	views := slices.SortedFunc(a.Views(), func(x, y *Pod) int { return y.Created.Compare(x.Created) })
+	list := make([]Pod, len(views))
+	for i, p := range views {
+		list[i] = *p
 	}
-	a.mu.RUnlock()
-	slices.SortFunc(list, func(x, y Pod) int { return y.Created.Compare(x.Created) })
 	return list
 }
 
@@ -46,10 +73,8 @@ func (a *Agent) ProbeTallies() []probe.Tally { return a.probes.Tallies() }
 func (a *Agent) worker(uid string) (*worker, error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for _, w := range a.workers {
-		if w.uid() == uid {
-			return w, nil
-		}
+	if w := a.workers.byUID[uid]; w != nil {
+		return w, nil
 	}
 	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s not found: it was removed", uid))
 }

@@ -1,9 +1,36 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
+
+// BenchmarkGet finds a pod by its UID, beside others.
+func BenchmarkGet(b *testing.B) {
+	for _, n := range []int{100, 400, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			a := &Agent{workers: workers{byName: map[string]*worker{}, byUID: map[string]*worker{}}}
+			for i := range n {
+				name := fmt.Sprintf("pod-%d", i)
+				s := &podState{a: a, manifest: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}}
+				w := &worker{podState: s, published: &publisher{podState: s}}
+				w.published.replace(Pod{Manifest: s.manifest})
+				a.workers.add(w)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := a.Get("pod-7"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
 
 func TestFind(t *testing.T) {
 	t.Parallel()

@@ -214,7 +214,7 @@ func (a *Agent) capacityFreed() {
 	}
 	var resizes []waiting
 	a.mu.RLock()
-	for _, w := range a.workers {
+	for _, w := range a.workers.byName {
 		if rec := w.record(); rec.Desired != nil {
 			resizes = append(resizes, waiting{w, rec})
 		}

@@ -122,7 +122,7 @@ func hasClaims(pod *corev1.Pod) bool {
 func claimsFreed(a *Agent) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for _, w := range a.workers {
+	for _, w := range a.workers.byName {
 		if hasClaims(w.manifest) {
 			w.mu.Lock()
 			w.resetBackoffs()
