@@ -360,7 +360,7 @@ func (d *daemon) wire() {
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
 			if !st.Started.IsZero() && !st.Finished {
-				d.keeper.Started()
+				d.keeper.Started(st)
 			}
 			d.events.Container(st)
 		},

@@ -3,7 +3,9 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"iter"
 	"net"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,8 +24,8 @@ import (
 func (d *daemon) newMetrics() *metrics.Metrics {
 	if d.cfg.NetworkOnly {
 		return metrics.New(metrics.Sources{
-			Sandboxes:  func() []sandbox.Status { return nil },
-			Containers: func() []container.Status { return nil },
+			Sandboxes:  func() iter.Seq[*sandbox.Status] { return slices.Values([]*sandbox.Status{}) },
+			Containers: func() iter.Seq[*container.Status] { return slices.Values([]*container.Status{}) },
 			Images:     func() []image.Image { return nil },
 			Refused:    func() int { return 0 },
 			Debts:      func() int { return len(d.debts()) },
@@ -34,8 +36,8 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 		})
 	}
 	return metrics.New(metrics.Sources{
-		Sandboxes:  func() []sandbox.Status { return d.sandboxes.List() },
-		Containers: func() []container.Status { return d.containers.List("") },
+		Sandboxes:  func() iter.Seq[*sandbox.Status] { return d.sandboxes.Views() }, // made later
+		Containers: func() iter.Seq[*container.Status] { return d.containers.Views() },
 		Images:     func() []image.Image { return d.images.List() },
 		Refused:    func() int { return len(d.manifests.Load().Report().Problems) },
 		Debts:      func() int { return len(d.debts()) },

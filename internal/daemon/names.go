@@ -194,7 +194,7 @@ func (n *names) run(ctx context.Context, running *errgroup.Group) {
 func (n *names) update() {
 	var pods []zone.Pod
 	named := map[netip.Addr]string{}
-	for _, p := range n.d.agent.List() {
+	for p := range n.d.agent.Views() {
 		pod, ok := namedPod(p)
 		if !ok {
 			continue
@@ -212,7 +212,7 @@ func (n *names) update() {
 }
 
 // namedPod returns what names of a pod depend on, or false if it has no addresses of its own.
-func namedPod(p agent.Pod) (zone.Pod, bool) {
+func namedPod(p *agent.Pod) (zone.Pod, bool) {
 	st, ok := p.Sandbox()
 	if !ok || st.HostNetwork() || view.SandboxState(st) != podplan.SandboxReady {
 		return zone.Pod{}, false

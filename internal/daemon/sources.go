@@ -47,7 +47,7 @@ func declaredPods(d *daemon) (out []*policy.Pod) {
 	if d.agent == nil {
 		return nil
 	}
-	for _, p := range d.agent.List() {
+	for p := range d.agent.Views() {
 		if q := accept.Pod(p.Manifest); q != nil && !p.Finished {
 			out = append(out, q)
 		}

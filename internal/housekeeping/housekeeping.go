@@ -8,6 +8,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/huskd/husk/internal/container"
@@ -32,11 +33,16 @@ type Config struct {
 	Log      *slog.Logger
 }
 
+// maxStarts is how many started containers may wait to have their logs watched. If there are more,
+// all containers are looked at.
+const maxStarts = 64
+
 // Housekeeper does the housekeeping.
 type Housekeeper struct {
 	Config
 
-	started chan struct{} // receives when a container was started
+	started chan container.Status // receives containers that were started
+	missed  atomic.Bool           // more were started than started has room for
 
 	mu         sync.Mutex            // guards the fields below
 	images     map[string]imageTimes // by image ID
@@ -46,7 +52,7 @@ type Housekeeper struct {
 
 // New returns a Housekeeper.
 func New(cfg Config) *Housekeeper {
-	return &Housekeeper{Config: cfg, images: map[string]imageTimes{}, started: make(chan struct{}, 1), rotated: map[string]bool{}}
+	return &Housekeeper{Config: cfg, images: map[string]imageTimes{}, started: make(chan container.Status, maxStarts), rotated: map[string]bool{}}
 }
 
 // Run does the housekeeping until ctx ends.

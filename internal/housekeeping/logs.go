@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/logs"
 )
 
@@ -19,9 +20,15 @@ const (
 )
 
 // Started tells the Housekeeper of a container that was started. It doesn't block.
-func (h *Housekeeper) Started() {
+func (h *Housekeeper) Started(st container.Status) {
 	select {
-	case h.started <- struct{}{}:
+	case h.started <- st:
+		return
+	default:
+		h.missed.Store(true)
+	}
+	select { // so that missed is seen, even if all that were there have been received since
+	case h.started <- st:
 	default:
 	}
 }
@@ -47,8 +54,8 @@ func (h *Housekeeper) rotateLogs(ctx context.Context) {
 		case path := <-writes.C:
 			w.written(path)
 		case <-time.After(w.pause()):
-		case <-h.started:
-			w.list()
+		case st := <-h.started:
+			w.add(&st)
 		case <-tick.C:
 			w.list()
 		case <-ctx.Done():
@@ -89,16 +96,34 @@ type growingLog struct {
 // list adds the logs of containers that have started, and forgets those of others.
 func (w *logWatch) list() {
 	running := map[string]bool{}
-	for _, st := range w.h.Containers.List("") {
-		if st.Log == "" || st.Started.IsZero() || st.Finished || !w.h.Ours(st) {
-			continue
-		}
-		running[st.Log] = true
-		if l := w.logs[st.Log]; l == nil || l.container != st.ID {
-			w.logs[st.Log] = &growingLog{container: st.ID, seen: st.Started, due: time.Now()}
+	for st := range w.h.Containers.Views() {
+		if w.watch(st) {
+			running[st.Log] = true
 		}
 	}
 	maps.DeleteFunc(w.logs, func(path string, _ *growingLog) bool { return !running[path] })
+}
+
+// add adds the log of a container that has started, or those of all if some were missed. Without
+// these, a start costs the same however many containers there are.
+func (w *logWatch) add(st *container.Status) {
+	if w.h.missed.Swap(false) {
+		w.list()
+		return
+	}
+	w.watch(st)
+}
+
+// watch adds the log of a container, unless it is known. It reports whether the container runs and
+// has a log of ours.
+func (w *logWatch) watch(st *container.Status) bool {
+	if st.Log == "" || st.Started.IsZero() || st.Finished || !w.h.Ours(*st) {
+		return false
+	}
+	if l := w.logs[st.Log]; l == nil || l.container != st.ID {
+		w.logs[st.Log] = &growingLog{container: st.ID, seen: st.Started, due: time.Now()}
+	}
+	return true
 }
 
 // written makes a log due soon that was quiet until now.

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"net"
 	"net/http"
@@ -33,8 +34,8 @@ import (
 
 // Sources return the current objects.
 type Sources struct {
-	Sandboxes  func() []sandbox.Status
-	Containers func() []container.Status
+	Sandboxes  func() iter.Seq[*sandbox.Status]
+	Containers func() iter.Seq[*container.Status]
 	Images     func() []image.Image
 	// Refused returns the number of problems for which files in the manifests directory are
 	// refused.
@@ -212,14 +213,14 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, n, labels...)
 	}
 	inState := map[string]int{}
-	for _, st := range v.Sandboxes() {
+	for st := range v.Sandboxes() {
 		inState[string(st.State)]++
 	}
 	for state, n := range inState {
 		gauge(sandboxes, float64(n), state)
 	}
 	clear(inState)
-	for _, st := range v.Containers() {
+	for st := range v.Containers() {
 		inState[string(st.State)]++
 	}
 	for state, n := range inState {

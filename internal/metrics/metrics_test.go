@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,13 +42,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMetrics(t *testing.T) {
 	m := New(Sources{
-		Sandboxes: func() []sandbox.Status {
-			return []sandbox.Status{{State: sandboxstate.Ready}, {State: sandboxstate.Ready}}
+		Sandboxes: func() iter.Seq[*sandbox.Status] {
+			return slices.Values([]*sandbox.Status{{State: sandboxstate.Ready}, {State: sandboxstate.Ready}})
 		},
-		Containers: func() []container.Status { return []container.Status{{State: containerstate.Exited}} },
-		Images:     func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
-		Refused:    func() int { return 3 },
-		Debts:      func() int { return 7 },
+		Containers: func() iter.Seq[*container.Status] {
+			return slices.Values([]*container.Status{{State: containerstate.Exited}})
+		},
+		Images:  func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
+		Refused: func() int { return 3 },
+		Debts:   func() int { return 7 },
 		Dropped: func() ([]network.Dropped, error) {
 			return []network.Dropped{{Why: datapath.Spoofed, Count: 9}}, nil
 		},
@@ -106,8 +110,9 @@ func TestMetrics(t *testing.T) {
 // TestOfNode: a node's metrics are those of huskd and the kubelet's.
 func TestOfNode(t *testing.T) {
 	m := New(Sources{
-		Sandboxes: func() []sandbox.Status { return nil }, Containers: func() []container.Status { return nil },
-		Images: func() []image.Image { return nil }, Refused: func() int { return 0 }, Debts: func() int { return 7 }, Dropped: func() ([]network.Dropped, error) { return nil, nil }, Nodes: func() nodes.Status { return nodes.Status{} },
+		Sandboxes:  func() iter.Seq[*sandbox.Status] { return slices.Values([]*sandbox.Status{}) },
+		Containers: func() iter.Seq[*container.Status] { return slices.Values([]*container.Status{}) },
+		Images:     func() []image.Image { return nil }, Refused: func() int { return 0 }, Debts: func() int { return 7 }, Dropped: func() ([]network.Dropped, error) { return nil, nil }, Nodes: func() nodes.Status { return nodes.Status{} },
 		Policy:  func() firewall.Report { return firewall.Report{} },
 		Tracked: func() (network.Connections, error) { return network.Connections{}, nil },
 	})
