@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/huskd/husk/internal/backoff"
 )
 
 // Object is an object in a list on the server.
@@ -69,14 +71,11 @@ type Difference[V any] struct {
 	Gone []string
 }
 
-// The waits before a list or watch that the server has refused is repeated. A request that can't
-// reach the server waits in outage instead. The first wait is short because the server's Node
+// firstRetry is the first wait before a list or watch that the server has refused is repeated. A
+// request that can't reach the server waits in outage instead. The first wait is short because the server's Node
 // authorizer denies the secrets of a new pod until it has learned of the pod, about when the node
 // does.
-const (
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 30 * time.Second
-)
+const firstRetry = 50 * time.Millisecond
 
 // Watch keeps a cache of a list up to date until ctx ends. It calls changed, which must not block,
 // after each change and once the first complete list has arrived.
@@ -165,10 +164,15 @@ func run[T Object, V any](ctx context.Context, client *Client, list List, c *Cac
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(source, list.Item, c, cache.ReflectorOptions{Name: subject, Backoff: &wait.Backoff{
-		Duration: firstRetry, Cap: lastRetry, Factor: 2, Jitter: 1, Steps: 20,
-	}})
+	refused := refusedWaits()
+	reflector := cache.NewReflectorWithOptions(source, list.Item, c, cache.ReflectorOptions{Name: subject, Backoff: &refused})
 	client.watches.Go(func() { reflector.RunWithContext(ctx) })
+}
+
+// refusedWaits returns the waits before a list or watch that the server has refused is repeated.
+func refusedWaits() wait.Backoff {
+	// Jitter doubles them at most.
+	return wait.Backoff{Duration: firstRetry, Cap: backoff.Most / 2, Factor: 2, Jitter: 1, Steps: 20}
 }
 
 // errVersionless rejects the answer of another kind of server, which would decode as an empty list.

@@ -17,10 +17,12 @@ import (
 // up to twice as long. A node finds within a second that the server is back, and 5,000 nodes make
 // some 7,000 attempts to connect in a second, which cost a closed port next to nothing. The lists
 // that follow share the connection of the probe that succeeded. A server that answers but refuses
-// them is asked again with the reflectors' back-off, up to lastRetry.
+// them is asked again with the reflectors' back-off.
 const (
 	firstProbe = 50 * time.Millisecond
 	lastProbe  = 500 * time.Millisecond
+	// probing is how long all requests wait for probes to succeed.
+	probing = 30 * time.Second
 	// probeTime is how long the server may take to answer a probe.
 	probeTime = 3 * time.Second
 )
@@ -53,9 +55,9 @@ func (o *outage) retry(ctx context.Context, request func() error) error {
 }
 
 // wait returns true as soon as the server answers a probe, and false once ctx has ended or after
-// lastRetry: something between node and server may answer probes otherwise than requests.
+// a time: something between node and server may answer probes otherwise than requests.
 func (o *outage) wait(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, lastRetry)
+	ctx, cancel := context.WithTimeout(ctx, probing)
 	defer cancel()
 	o.mu.Lock()
 	answered := o.answered

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/cluster/clustertest"
 )
 
@@ -163,5 +164,18 @@ func TestOutageAnswers(t *testing.T) {
 	time.AfterFunc(time.Millisecond, cancel)
 	if err := client.outage.retry(ctx, func() error { return &url.Error{Op: "Get", URL: "x", Err: failed} }); !errors.Is(err, failed) {
 		t.Errorf("canceled: %v", err)
+	}
+}
+
+// TestRefusedWaits: a server that has refused lists for long, as while its etcd is away, is asked
+// again soon.
+func TestRefusedWaits(t *testing.T) {
+	t.Parallel()
+	waits := refusedWaits()
+	next := waits.DelayFunc()
+	for range 100 {
+		if wait := next(); wait > backoff.Most {
+			t.Fatalf("a wait is %v", wait)
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/network/lease/claim"
 	"github.com/huskd/husk/internal/network/peer"
 )
@@ -146,11 +147,11 @@ func (k *Keeper) sleep(ctx context.Context, at, now time.Duration) {
 
 // follow hands the store's snapshots to the state.
 func (k *Keeper) follow(ctx context.Context) {
-	const least, most = 250 * time.Millisecond, 8 * time.Second
-	delay, logged := least, ""
+	const first = 250 * time.Millisecond
+	failures, logged := 0, ""
 	for ctx.Err() == nil {
 		err := k.cfg.Store.Follow(ctx, func(s claim.Snapshot) {
-			delay, logged = least, ""
+			failures, logged = 0, ""
 			k.change(func(now claim.Instant) { k.state.Snapshot(s, now.Boot) })
 		})
 		if ctx.Err() != nil {
@@ -164,11 +165,11 @@ func (k *Keeper) follow(ctx context.Context) {
 			logged = text
 		}
 		k.change(func(claim.Instant) { k.state.Lost(err) })
+		failures++
 		select {
-		case <-time.After(delay/2 + rand.N(delay)): // not all nodes at once
+		case <-time.After(backoff.Wait(first, failures, rand.Float64())):
 		case <-ctx.Done():
 		}
-		delay = min(2*delay, most)
 	}
 }
 

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/network/peer"
 )
 
@@ -428,12 +430,19 @@ func (s *State) failed(now time.Duration, err error) bool {
 		return false
 	}
 	s.failures++
-	delay := time.Second << min(s.failures-1, 4) / 2
+	delay := backoff.Wait(time.Second, s.failures, spread(s.cfg.Node, s.failures))
 	if s.ttl > 0 {
 		delay = min(delay, s.ttl/10)
 	}
 	s.retryAt, s.failure = now+delay, err.Error()
 	return true
+}
+
+// spread returns a number from 0 to 1, which depends on the node.
+func spread(node string, failures int) float64 {
+	hash := fnv.New32a()
+	fmt.Fprint(hash, node, failures)
+	return float64(hash.Sum32()) / (1 << 32)
 }
 
 // Wrote takes what the store answered to Write.

@@ -23,7 +23,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	grpcbackoff "google.golang.org/grpc/backoff"
 
+	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/network/lease/claim"
 	"github.com/huskd/husk/internal/network/peer"
 )
@@ -150,6 +152,14 @@ func (s *Store) Close() error {
 	return client.Close()
 }
 
+// reconnect bounds the waits between attempts to connect, which gRPC has grow to two minutes. What
+// waits for a connection may wait for as long itself. An attempt that gets no answer ends soon, as
+// the kernel repeats it less and less often.
+var reconnect = grpc.WithConnectParams(grpc.ConnectParams{
+	Backoff:           grpcbackoff.Config{BaseDelay: 250 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: backoff.Most / 2},
+	MinConnectTimeout: timeout,
+})
+
 // connect returns the client. With a user name, the first call needs etcd's answer.
 func (s *Store) connect() (*clientv3.Client, error) {
 	s.mu.Lock()
@@ -165,7 +175,7 @@ func (s *Store) connect() (*clientv3.Client, error) {
 		Endpoints: s.cfg.Endpoints, TLS: s.tls, Username: s.cfg.Username, Password: s.cfg.Password,
 		DialTimeout: timeout, DialKeepAliveTime: 2 * timeout, DialKeepAliveTimeout: timeout,
 		Logger:      zap.NewNop(), // it writes to standard error
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.observe), grpc.WithChainStreamInterceptor(s.observeStream), grpc.WithContextDialer(s.connections.dial)},
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.observe), grpc.WithChainStreamInterceptor(s.observeStream), grpc.WithContextDialer(s.connections.dial), reconnect},
 	})
 	if err != nil {
 		return nil, s.explain(err)

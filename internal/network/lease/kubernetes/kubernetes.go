@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -23,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/network/lease/flannel"
 	"github.com/huskd/husk/internal/network/peer"
@@ -33,11 +35,10 @@ const Annotation = "husk.dev/network"
 
 const nodes = "/api/v1/nodes"
 
-// The waits before a failed write is repeated, and before the same text is written again that
-// somebody has removed.
+// The first wait before a failed write is repeated, and the one before the same text is written
+// again that somebody has removed.
 const (
 	firstRetry = time.Second
-	lastRetry  = 30 * time.Second
 	rewrite    = time.Second
 )
 
@@ -274,10 +275,10 @@ func (r *Registry) Used([]peer.Usage) {}
 // write writes this node's annotations whenever they differ from what it has announced.
 func (r *Registry) write(ctx context.Context) {
 	var (
-		retry   <-chan time.Time
-		pause   = firstRetry
-		written string
-		at      time.Time
+		retry    <-chan time.Time
+		failures int
+		written  string
+		at       time.Time
 	)
 	for {
 		select {
@@ -294,9 +295,10 @@ func (r *Registry) write(ctx context.Context) {
 				continue
 			}
 			if err = r.client.Patch(ctx, nodes+"/"+r.Node, []byte(patch), &corev1.Node{}); err == nil {
-				written, at, pause = patch, time.Now(), firstRetry
+				written, at, failures = patch, time.Now(), 0
 			} else if !apierrors.IsNotFound(err) { // if it is, the Node is made anew, which shows
-				retry, pause = time.After(pause), min(2*pause, lastRetry)
+				failures++
+				retry = time.After(backoff.Wait(firstRetry, failures, rand.Float64()))
 			}
 		}
 		r.client.LogOnce("the network annotations of this node", err)

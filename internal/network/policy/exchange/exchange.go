@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/network/lease/claim"
 	"github.com/huskd/husk/internal/network/policy"
 )
@@ -81,23 +83,23 @@ func (e *Exchange) Changed() {
 	}
 }
 
-// The waits before what failed is repeated.
-const leastWait, mostWait = 250 * time.Millisecond, 8 * time.Second
+// firstWait is the first wait before what failed is repeated.
+const firstWait = 250 * time.Millisecond
 
 // Run exchanges until ctx ends.
 func (e *Exchange) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	following.Go(func() { e.follow(ctx) })
 	defer following.Wait()
-	wait := leastWait
+	failures := 0
 	for {
 		err := e.tell(ctx)
 		var retry <-chan time.Time
 		if err == nil {
-			wait = leastWait
+			failures = 0
 		} else {
-			retry = time.After(wait)
-			wait = min(2*wait, mostWait)
+			failures++
+			retry = time.After(backoff.Wait(firstWait, failures, rand.Float64()))
 		}
 		select {
 		case <-ctx.Done():
@@ -110,10 +112,10 @@ func (e *Exchange) Run(ctx context.Context) error {
 
 // follow learns what the store has until ctx ends.
 func (e *Exchange) follow(ctx context.Context) {
-	wait, logged := leastWait, ""
+	failures, logged := 0, ""
 	for ctx.Err() == nil {
 		err := e.cfg.Store.Follow(ctx, func(all bool, set map[string]Entry, gone []string) {
-			wait, logged = leastWait, ""
+			failures, logged = 0, ""
 			e.learn(all, set, gone)
 		})
 		if ctx.Err() != nil {
@@ -123,11 +125,11 @@ func (e *Exchange) follow(ctx context.Context) {
 			e.cfg.Log.Warn("network policy: can't follow the pods of other nodes in the store; trying again", "error", err)
 			logged = text
 		}
+		failures++
 		select {
-		case <-time.After(wait):
+		case <-time.After(backoff.Wait(firstWait, failures, rand.Float64())):
 		case <-ctx.Done():
 		}
-		wait = min(2*wait, mostWait)
 	}
 }
 
