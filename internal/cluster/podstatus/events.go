@@ -28,7 +28,7 @@ const (
 	ownComponent = "huskd"
 )
 
-var ownReasons = map[string]bool{"NotRun": true, "NodePathLost": true, "NodePathRestored": true, "NodePathChanged": true}
+var ownReasons = map[string]bool{"NotRun": true, "NodePathLost": true, "NodePathRestored": true, "NodePathChanged": true, "NodeStoreLoss": true}
 
 // inStatus are the reasons of events that say what the pod's status says, and of which the kubelet
 // has none. They are for husk events: on the server each would be a write for every pod.

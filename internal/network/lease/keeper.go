@@ -211,6 +211,9 @@ func (k *Keeper) do(ctx context.Context, a claim.Action) {
 			k.cfg.Log.Info("network: gave a block of pod addresses back", "block", a.Block)
 		}
 		apply = func(now time.Duration) { k.state.Freed(a, now, err) }
+	case claim.Restore:
+		err := k.restore(ctx, a)
+		apply = func(now time.Duration) { k.state.Restored(a, now, err) }
 	default:
 		apply = func(time.Duration) { k.state.Retired(a.Block) }
 	}
@@ -221,6 +224,26 @@ func (k *Keeper) do(ctx context.Context, a claim.Action) {
 	defer k.mu.Unlock()
 	apply(k.cfg.Clock.Now().Boot)
 	k.changed = true
+}
+
+// restore writes the record and the blocks of another node into the store, bound to the session that
+// the node knows as its own.
+func (k *Keeper) restore(ctx context.Context, a claim.Action) error {
+	if err := k.cfg.Store.Revive(ctx, a.Session); err != nil {
+		return err
+	}
+	if a.Revision == 0 {
+		if _, err := k.cfg.Store.Write(ctx, a.Session, a.Record, 0); err != nil {
+			return err
+		}
+	}
+	for _, b := range a.Blocks {
+		if err := k.cfg.Store.Bind(ctx, claim.Claim{Block: b, Node: a.Record.Name, Session: a.Session}, true); err != nil {
+			return err
+		}
+	}
+	k.cfg.Log.Info("network: wrote what another node has into the store again, which had lost it", "node", a.Record.Name, "blocks", a.Blocks)
+	return nil
 }
 
 // save writes the state to the journal if it has changed.

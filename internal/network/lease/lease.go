@@ -51,6 +51,9 @@ type Sessions interface {
 	Prolonged(ctx context.Context, session claim.Session) (ago time.Duration, err error)
 	// End ends a session with all that is bound to it. It succeeds if the session has ended.
 	End(ctx context.Context, session claim.Session) error
+	// Revive begins a session that the store has lost once more, and succeeds if it is there. It fails
+	// with claim.ErrLost if that can't be done.
+	Revive(ctx context.Context, session claim.Session) error
 }
 
 // Journal keeps a Keeper's state over restarts of huskd and reboots of the node.

@@ -142,6 +142,11 @@ func (l *link) Prolonged(ctx context.Context, s claim.Session) (time.Duration, e
 	return over(ctx, l, func() (time.Duration, error) { return l.Fake.Prolonged(ctx, s) })
 }
 
+func (l *link) Revive(ctx context.Context, s claim.Session) error {
+	_, err := over(ctx, l, func() (int, error) { return 0, l.Fake.Revive(ctx, s) })
+	return err
+}
+
 func (l *link) Move(ctx context.Context, s claim.Session, r peer.Node, revision int64, from claim.From) (int64, error) {
 	return over(ctx, l, func() (int64, error) {
 		now, err := l.Fake.Move(ctx, s, r, revision, from)

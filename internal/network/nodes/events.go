@@ -22,6 +22,7 @@ const (
 	PathLost     = "NodePathLost"     // no way, or no answer
 	PathRestored = "NodePathRestored" // after PathLost
 	PathChanged  = "NodePathChanged"  // another way
+	StoreLoss    = "NodeStoreLoss"    // the registry has lost records; see peer.View
 )
 
 const (
@@ -108,7 +109,11 @@ func (c *Controller) reportEvents(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		for _, e := range said.compare(c.Status(), time.Now()) {
+		events := said.compare(c.Status(), time.Now())
+		if loss := c.takeLoss(); loss != "" {
+			events = append(events, Event{Warning: true, Reason: StoreLoss, Message: loss})
+		}
+		for _, e := range events {
 			if !limit.Allow() {
 				dropped++
 				continue
@@ -127,4 +132,12 @@ func (c *Controller) reportEvents(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// takeLoss returns what the registry has lost since the last call.
+func (c *Controller) takeLoss() (loss string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	loss, c.loss = c.loss, ""
+	return loss
 }

@@ -56,6 +56,38 @@ func TestEvents(t *testing.T) {
 	})
 }
 
+// TestLoss: there is one event when the registry has lost something, and a note until all is there
+// again.
+func TestLoss(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		view := peer.View{Blocks: blocks("10.201.1.0/24"), Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}}
+		noted := func() bool { return slices.Contains(c.Status().Notes, "the store had lost something") }
+		for i := range 2 {
+			view.Loss = "the store had lost something"
+			w.see(view)
+			w.after(5 * time.Second)
+			view.Notes = []string{fmt.Sprint(i)}
+			w.see(view)
+			w.after(time.Minute)
+			if !noted() {
+				t.Error("there is no note")
+			}
+			view.Loss = ""
+			w.see(view)
+			w.after(time.Minute)
+			if noted() {
+				t.Error("the note stays")
+			}
+		}
+		if len(w.events) != 2 || w.events[1] != (nodes.Event{Warning: true, Reason: nodes.StoreLoss, Message: "the store had lost something"}) {
+			t.Errorf("got %+v", w.events)
+		}
+		if got := strings.Count(w.log.String(), "the store had lost something"); got != 2 {
+			t.Errorf("it is logged %d times:\n%s", got, w.log.String())
+		}
+	})
+}
+
 // TestManyEvents lets all peers go silent at once, and one of them again and again.
 func TestManyEvents(t *testing.T) {
 	start(t, func(w *world, _ *nodes.Controller) {

@@ -7,6 +7,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,6 +144,7 @@ type Controller struct {
 	requests chan rotationRequest
 	mu       sync.Mutex // Invariant: guards the fields below.
 	view     *peer.View // nil until the registry has answered
+	loss     string     // the last view's Loss that no event has told
 	state    state
 }
 
@@ -227,6 +229,9 @@ func (c *Controller) nudge() {
 
 func (c *Controller) update(v peer.View) {
 	c.mu.Lock()
+	if c.view == nil || c.view.Loss != v.Loss {
+		c.loss = cmp.Or(v.Loss, c.loss)
+	}
 	c.view = &v
 	c.mu.Unlock()
 	c.nudge()
@@ -316,6 +321,9 @@ func (c *Controller) pass(ctx context.Context) error {
 	c.cfg.Pods.SetMTU(next.MTU)
 	c.cfg.Prober.Watch(probes(record, next, peers))
 	c.log(notes)
+	if view.Loss != "" { // which the event has logged
+		notes = append(notes, view.Loss)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state = c.state.next(record, next, peers, notes, time.Now())

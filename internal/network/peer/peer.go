@@ -251,11 +251,14 @@ type View struct {
 	Peers []*Node
 	// Notes say what in the registry can't be used and why, one line each.
 	Notes []string
+	// Loss says that the registry has lost records, and that peers and blocks are kept which it no
+	// longer has. It is empty if none are.
+	Loss string
 }
 
 // Equal reports whether two views are the same.
 func (v View) Equal(o View) bool {
-	return slices.Equal(v.Blocks, o.Blocks) && slices.Equal(v.Addresses, o.Addresses) && slices.Equal(v.Notes, o.Notes) && slices.EqualFunc(v.Peers, o.Peers, func(a, b *Node) bool { return a == b || a.equal(b) })
+	return v.Loss == o.Loss && slices.Equal(v.Blocks, o.Blocks) && slices.Equal(v.Addresses, o.Addresses) && slices.Equal(v.Notes, o.Notes) && slices.EqualFunc(v.Peers, o.Peers, func(a, b *Node) bool { return a == b || a.equal(b) })
 }
 
 // Registry is where nodes find each other's records, and from where this node has its blocks.

@@ -43,6 +43,10 @@ type Snapshot struct {
 	Claims  []Claim
 	// Notes say what in the store can't be used and why.
 	Notes []string
+	// Rewinds counts how often the store is known to have lost what was written into it. What a
+	// snapshot lacks of the one before was deleted on purpose, or with its session, unless this has
+	// grown.
+	Rewinds int
 }
 
 // Kept is a session that was prolonged.

@@ -81,6 +81,11 @@ func (s *State) recognize() {
 			// Move has succeeded, but its answer was lost.
 			s.joined = true
 			s.takeOver(s.bound[s.session])
+		} else if !ok && shareAddress(f.saved.Addresses, s.record.Addresses) {
+			// The session has ended, or the store has lost it: the blocks may still be free.
+			for _, b := range slices.Concat(f.saved.Blocks, f.saved.Unbound) {
+				s.own = append(s.own, own{block: b})
+			}
 		}
 		return
 	}

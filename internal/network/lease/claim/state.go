@@ -44,6 +44,7 @@ type State struct {
 
 	term
 	calls
+	memory
 	own  blocks
 	lost []Claim // blocks that were this node's, with the new holder
 	told int     // calls of Used
@@ -113,7 +114,7 @@ func New(cfg Config, saved Saved, now Instant) *State {
 // Copy returns a copy, which the original doesn't change.
 func (s *State) Copy() *State {
 	c := *s
-	c.own, c.lost = slices.Clone(s.own), slices.Clone(s.lost)
+	c.own, c.lost, c.kept = slices.Clone(s.own), slices.Clone(s.lost), slices.Clone(s.kept)
 	if s.former != nil {
 		f := *s.former
 		c.former = &f
@@ -144,14 +145,15 @@ type Kind int
 
 // Kinds of actions.
 const (
-	Wait   Kind = iota
-	Keep        // prolong the session, or begin one if it is empty
-	Write       // write the record
-	Bind        // claim the block
-	Look        // ask when the session was last prolonged
-	Move        // take over what the node has under its former name
-	Retire      // stop using the block: call Retired
-	Free        // give the block back
+	Wait    Kind = iota
+	Keep         // prolong the session, or begin one if it is empty
+	Write        // write the record
+	Bind         // claim the block
+	Look         // ask when the session was last prolonged
+	Move         // take over what the node has under its former name
+	Retire       // stop using the block: call Retired
+	Free         // give the block back
+	Restore      // write the record and blocks of another node that the store has lost
 )
 
 // Action is what to do next.
@@ -164,7 +166,7 @@ type Action struct {
 	Again    bool
 	Blocks   []netip.Prefix // for Keep: which must be bound
 	Record   peer.Node
-	Revision int64 // the record's that is replaced; 0 if there is none
+	Revision int64 // the record's that is in the store; 0 if there is none
 	From     From  // for Move
 }
 
@@ -201,6 +203,13 @@ func (s *State) Next(now time.Duration) Action {
 		at = min(at, s.claimAt)
 	} else if a := s.claimNext(); a.Do != Wait {
 		return a
+	}
+	restore := s.restore(now)
+	if restore.Do != Wait {
+		return restore
+	}
+	if restore.At > 0 {
+		at = min(at, restore.At)
 	}
 	for _, o := range s.own {
 		if o.empty > now-spareFor {
@@ -280,6 +289,9 @@ func (s *State) taken() []netip.Prefix {
 	for _, c := range s.snap.Claims {
 		out = append(out, c.Block)
 	}
+	for _, k := range s.kept {
+		out = append(out, k.blocks...)
+	}
 	for _, o := range s.own {
 		out = append(out, o.block)
 	}
@@ -305,10 +317,12 @@ func shareAddress(a, b []netip.Addr) bool {
 
 // Snapshot sets what the store has. It may be older than the latest answers.
 func (s *State) Snapshot(snap Snapshot, now time.Duration) {
+	s.remember(snap, now)
 	if !slices.Equal(snap.Claims, s.snap.Claims) {
 		s.bound = bySession(snap.Claims)
 	}
-	s.snap, s.known, s.conflict, s.unfollowed = snap, true, false, ""
+	s.snap, s.known, s.conflict, s.unfollowed, s.heard = snap, true, false, "", now
+	s.forget(now)
 	s.identify()
 	s.own = s.own.adopt(s.strays, s.cfg.Pool, s.taken())
 	if _, written := s.written(); s.joined && !written {
@@ -349,7 +363,8 @@ func (s *State) compare() {
 	if r.Session == "" || r.Session == s.session || s.joined && s.session != "" {
 		return
 	}
-	// An earlier process of this machine began the session.
+	// An earlier process of this machine began the session, or other nodes wrote it into the store
+	// again that had lost it.
 	s.session, s.keepAt = r.Session, 0
 	for i := range s.own {
 		s.own[i].held = false
@@ -357,7 +372,7 @@ func (s *State) compare() {
 	for _, c := range s.snap.Claims {
 		// A node that knows which blocks it has gives back all others: if the store was restored from
 		// a backup, they may be another node's by now.
-		if forgot := !s.joined && s.saved.Node == ""; forgot && c.Session == s.session && s.own.index(c.Block) < 0 {
+		if forgot := s.sent.Boot == 0 && s.saved.Node == ""; forgot && c.Session == s.session && s.own.index(c.Block) < 0 {
 			s.own = append(s.own, own{block: c.Block})
 		}
 	}
@@ -403,13 +418,16 @@ func (s *State) Kept(sent Instant, answered time.Duration, kept Kept, err error)
 		for i := range s.own {
 			s.own[i].held = false
 		}
-		s.until, s.failure, s.conflict = 0, "", false
+		s.until, s.failure, s.conflict, s.joined = 0, "", false, false
 		return
 	}
 	if s.failed(answered, err) {
 		return
 	}
 	began := s.session == ""
+	if !began {
+		s.heard = sent.Boot
+	}
 	s.session, s.sent, s.ttl = kept.Session, sent, kept.TTL
 	s.until = s.Fence(sent.Boot, answered, kept.TTL)
 	s.keepAt = answered + keepInterval(kept.TTL)
@@ -449,7 +467,7 @@ func spread(node string, failures int) float64 {
 func (s *State) Wrote(a Action, revision int64, now time.Duration, err error) {
 	switch {
 	case errors.Is(err, ErrConflict):
-		s.conflict = true
+		s.conflict, s.ended = true, "" // the next snapshot shows which record is there
 	case errors.Is(err, ErrLost):
 		s.keepAt = now
 	case !s.failed(now, err):

@@ -22,15 +22,16 @@ func (s *State) View(last []*peer.Node) (peer.View, bool) {
 			v.Blocks = append(v.Blocks, o.block)
 		}
 	}
-	v.Peers = make([]*peer.Node, 0, len(s.snap.Records))
-	for _, r := range s.snap.Records {
+	records, kept := s.records(), s.keptBlocks()
+	v.Peers = make([]*peer.Node, 0, len(records))
+	for _, r := range records {
 		if r.Node.Name == s.cfg.Node {
 			continue
 		}
 		n := r.Node
 		n.Blocks = nil // whatever the record says
 		if r.Session != s.session {
-			n.Blocks = s.bound[r.Session]
+			n.Blocks = withKept(s.bound[r.Session], kept[n.Name])
 		}
 		for len(last) > 0 && last[0].Name < n.Name {
 			last = last[1:]
@@ -43,7 +44,7 @@ func (s *State) View(last []*peer.Node) (peer.View, bool) {
 		changed.Blocks = slices.Clone(n.Blocks) // of an array of all blocks, which needn't stay
 		v.Peers = append(v.Peers, &changed)
 	}
-	v.Notes = slices.Concat(s.notes(), s.snap.Notes)
+	v.Notes, v.Loss = slices.Concat(s.notes(), s.snap.Notes), s.loss()
 	return v, true
 }
 

@@ -69,9 +69,12 @@ type Store struct {
 	client  *clientv3.Client
 	closed  bool
 	newest  int64         // the highest revision that any answer had
-	rewound chan struct{} // closed when an answer has a lower one than that
-	// unsettled means that the other nodes must be told of that.
+	rewound chan struct{} // closed when etcd turns out to have lost something
+	rewinds int           // how often that was so
+	// unsettled means that the other nodes must be told of that, and settling is the lease of what told
+	// them the last time.
 	unsettled bool
+	settling  int64
 	cause     error         // why the last call over the network failed
 	session   claim.Session // the last one that was prolonged
 }
@@ -218,8 +221,7 @@ func (s *Store) commit(ctx context.Context, client *clientv3.Client, txn clientv
 	now := resp.Header.Revision
 	if s.newest = max(s.newest, now); now < before {
 		s.newest, s.unsettled = now, true
-		close(s.rewound)
-		s.rewound = make(chan struct{})
+		s.rewind()
 	}
 	settle := s.unsettled
 	s.mu.Unlock()
@@ -234,22 +236,6 @@ func (s *Store) observed(revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.newest = max(s.newest, revision)
-}
-
-// settle asks all nodes to claim no new blocks for some time.
-func (s *Store) settle(ctx context.Context, client *clientv3.Client) error {
-	grant, err := client.Grant(ctx, int64(settleTime/time.Second))
-	if err != nil {
-		return err
-	}
-	key := s.prefix + settlingKey
-	_, err = client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(clientv3.OpPut(key, "etcd lost its latest changes", clientv3.WithLease(grant.ID))).Commit()
-	if err == nil {
-		s.mu.Lock()
-		s.unsettled = false
-		s.mu.Unlock()
-	}
-	return err
 }
 
 func leaseID(session claim.Session) (clientv3.LeaseID, error) {

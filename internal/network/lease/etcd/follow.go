@@ -50,7 +50,7 @@ func (s *Store) Follow(ctx context.Context, update func(claim.Snapshot)) error {
 // follow reads everything and watches for changes.
 func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func(claim.Snapshot)) error {
 	s.mu.Lock()
-	rewound := s.rewound
+	rewound, following := s.rewound, s.newest > 0
 	s.mu.Unlock()
 	end := s.prefix + workloadsDir
 	if s.flannel {
@@ -66,8 +66,11 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 		all, revision = content{prefix: s.prefix, flannel: s.flannel}, resp.Header.Revision
 		for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
 			all.put(kv)
+			if string(kv.Key) == s.prefix+settlingKey {
+				s.told(kv, following)
+			}
 		}
-		return nil
+		return s.check(ctx, client)
 	})
 	if err != nil {
 		return err
@@ -75,7 +78,7 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	watch := client.Watch(watching, s.prefix, clientv3.WithRange(end), clientv3.WithRev(revision+1))
-	snapshot, err := all.snapshot()
+	snapshot, err := s.snapshot(&all)
 	if err != nil {
 		return err
 	}
@@ -92,18 +95,27 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 				return errors.New("the watch has ended")
 			}
 			s.observed(resp.Header.Revision)
+			gone := deleted{}
 			for _, e := range resp.Events {
 				if e.Type == clientv3.EventTypeDelete {
 					all.remove(string(e.Kv.Key))
-				} else {
-					all.put(e.Kv)
+					if strings.HasPrefix(string(e.Kv.Key), s.prefix+nodesDir) && gone.lost(e.Kv.ModRevision) {
+						s.mu.Lock()
+						s.rewinds++
+						s.mu.Unlock()
+					}
+					continue
+				}
+				all.put(e.Kv)
+				if string(e.Kv.Key) == s.prefix+settlingKey {
+					s.told(e.Kv, true)
 				}
 			}
 			if due == nil && len(resp.Events) > 0 {
 				due = time.After(max(0, gather-time.Since(last)))
 			}
 		case <-due:
-			if snapshot, err = all.snapshot(); err != nil {
+			if snapshot, err = s.snapshot(&all); err != nil {
 				return err
 			}
 			update(snapshot)
@@ -123,11 +135,22 @@ func (s *Store) checkConnections(ctx context.Context, client *clientv3.Client) {
 	for state := conn.GetState(); conn.WaitForStateChange(ctx, state); {
 		if state = conn.GetState(); state == connectivity.Ready {
 			_ = s.call(ctx, func(ctx context.Context, client *clientv3.Client) error { // Keep will tell
-				_, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(s.prefix+settlingKey)))
-				return err
+				if _, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(s.prefix+settlingKey))); err != nil {
+					return err
+				}
+				return s.check(ctx, client)
 			})
 		}
 	}
+}
+
+// snapshot returns the content as it is now. An error says that the last one must stay in force.
+func (s *Store) snapshot(c *content) (claim.Snapshot, error) {
+	out, err := c.snapshot()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Rewinds = s.rewinds
+	return out, err
 }
 
 // content is what is under the prefix, parsed.

@@ -31,6 +31,7 @@ type Fake struct {
 	began    time.Time
 	revision int64
 	settled  time.Time
+	rewinds  int
 	changed  chan struct{} // closed at the next change
 	last     int           // number of sessions
 	content
@@ -196,6 +197,16 @@ func (f *Fake) End(_ context.Context, session claim.Session) error {
 	return nil
 }
 
+// Revive implements lease.Store.
+func (f *Fake) Revive(_ context.Context, session claim.Session) error {
+	now := f.lock()
+	defer f.mu.Unlock()
+	if _, ok := f.sessions[session]; !ok {
+		f.sessions[session] = now + f.TTL
+	}
+	return nil
+}
+
 // Follow implements lease.Store.
 func (f *Fake) Follow(ctx context.Context, update func(claim.Snapshot)) error {
 	told := int64(-1)
@@ -224,6 +235,7 @@ func (f *Fake) Follow(ctx context.Context, update func(claim.Snapshot)) error {
 }
 
 func (f *Fake) snapshot() (s claim.Snapshot) {
+	s.Rewinds = f.rewinds
 	for _, name := range slices.Sorted(maps.Keys(f.records)) {
 		record := f.records[name]
 		s.Records = append(s.Records, &record)
@@ -269,7 +281,22 @@ func (f *Fake) Backup() (restore func()) {
 		for s := range f.sessions {
 			f.sessions[s] = now + f.TTL
 		}
-		f.settled = time.Now().Add(f.Settle)
-		f.change()
+		f.rewind()
 	}
+}
+
+func (f *Fake) rewind() {
+	f.settled = time.Now().Add(f.Settle)
+	f.rewinds++
+	f.change()
+}
+
+// Wipe makes the store empty, as when all of its data is lost.
+func (f *Fake) Wipe() {
+	f.lock()
+	defer f.mu.Unlock()
+	clear(f.sessions)
+	clear(f.claims)
+	clear(f.records)
+	f.rewind()
 }

@@ -20,7 +20,7 @@ import (
 func Run(t *testing.T, ttl time.Duration, open func(t *testing.T) lease.Store) {
 	for name, test := range map[string]func(*suite){
 		"Sessions": testSessions, "Blocks": testBlocks, "Overlaps": testOverlaps, "Race": testRace,
-		"Records": testRecords, "Follow": testFollow, "Move": testMove, "Expiry": testExpiry, "Canceled": testCanceled,
+		"Records": testRecords, "Follow": testFollow, "Move": testMove, "Revive": testRevive, "Expiry": testExpiry, "Canceled": testCanceled,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -324,6 +324,37 @@ func testMove(s *suite) {
 	}
 }
 
+// testRevive: a session that is gone can be begun again by its name, with nothing bound to it, and
+// goes on like any other.
+func testRevive(s *suite) {
+	a, b := s.begin(), s.begin()
+	s.bind(a, "a", four, nil)
+	if err := s.Revive(s.ctx, a); err != nil {
+		s.Errorf("revive a session that is there: %v", err)
+	}
+	s.bound(a, four)
+	if err := s.End(s.ctx, a); err != nil {
+		s.Error(err)
+	}
+	for range 2 {
+		if err := s.Revive(s.ctx, a); err != nil {
+			s.Error(err)
+		}
+	}
+	s.bound(a)
+	s.bind(b, "b", four, nil)
+	s.bind(a, "a", four, errTaken)
+	s.bind(a, "a", six, nil)
+	s.bound(a, six)
+	if _, err := s.Write(s.ctx, a, record("a", 1500), 0); err != nil {
+		s.Error(err)
+	}
+	if err := s.End(s.ctx, a); err != nil {
+		s.Error(err)
+	}
+	s.bind(b, "b", six, nil)
+}
+
 // testExpiry: a session that isn't prolonged ends with all that is bound to it, but not early.
 func testExpiry(s *suite) {
 	f := s.follow()
@@ -378,8 +409,9 @@ func testCanceled(s *suite) {
 	_ = s.Free(ctx, session, four)
 	_ = s.End(ctx, session)
 	_, _ = s.Prolonged(ctx, session)
+	_ = s.Revive(ctx, session)
 	_, _ = s.Move(ctx, session, record("n", 1500), 0, claim.From{Node: "a", Session: session})
 	if took := time.Since(began); took > 10*time.Second {
-		s.Errorf("seven calls with a canceled context took %v", took)
+		s.Errorf("eight calls with a canceled context took %v", took)
 	}
 }
