@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -228,9 +229,53 @@ func TestBlockLost(t *testing.T) {
 		a.waitNote("all 8 blocks")
 		a.keeper.Used([]peer.Usage{{Block: lost, Used: 3}}) // the pods are still there
 		time.Sleep(time.Minute)
-		a.waitNote("pods with addresses of it must be made anew")
+		a.waitNote("other nodes don't reach pods with addresses of it")
 		a.keeper.Used(nil)
 		a.waitView("one note", func(v peer.View) bool { return len(v.Notes) == 1 })
+	})
+}
+
+// TestBlockFound: a node claims a block again that it has lost, once that is free and as long as
+// its pods still have addresses of it, also after a restart.
+func TestBlockFound(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restarted %v", restarted), func(t *testing.T) { testBlockFound(t, restarted) })
+	}
+}
+
+func testBlockFound(t *testing.T, restarted bool) {
+	scenario(t, 2, func(t *testing.T, s *simulation) {
+		a, b := s.nodes[0], s.nodes[1]
+		lost := a.view().Blocks[0]
+		a.uses(3)
+		a.cut(true)
+		for !slices.Contains(b.view().Blocks, lost) {
+			b.uses(254)
+			time.Sleep(time.Second)
+		}
+		b.uses(0) // before it has used the block
+		a.cut(false)
+		a.waitNote("block " + lost.String() + " belongs to node n1 now")
+		used := []peer.Usage{{Block: lost, Size: 254, Used: 3}}
+		if restarted {
+			s.replace(a, func(*simNode) {})
+			a = s.nodes[0]
+		}
+		a.keeper.Used(used)
+		a.waitView("no block", func(v peer.View) bool { return !slices.Contains(v.Blocks, lost) })
+		for range 200 { // until the other node gives up what it doesn't need
+			b.uses(0)
+			a.keeper.Used(used)
+			time.Sleep(time.Minute)
+		}
+		a.waitView("the block again", func(v peer.View) bool { return slices.Contains(v.Blocks, lost) })
+		a.may(t, lost, "")
+		if holder := s.store.Holder(lost); holder.Node != "n0" {
+			t.Errorf("block %v belongs to %+v", lost, holder)
+		}
+		a.waitView("no note of it", func(v peer.View) bool {
+			return !slices.ContainsFunc(v.Notes, func(note string) bool { return strings.Contains(note, lost.String()) })
+		})
 	})
 }
 

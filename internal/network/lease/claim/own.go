@@ -40,10 +40,9 @@ func (b blocks) usages(pool Pool, six bool, but netip.Prefix) (out []peer.Usage)
 	return out
 }
 
-// adopt adds the blocks around addresses of pods, to be bound, unless they are taken.
-func (b blocks) adopt(addrs []netip.Addr, p Pool, taken []netip.Prefix) blocks {
-	for _, addr := range addrs {
-		block := netip.PrefixFrom(addr, p.length(addr.Is6())).Masked()
+// adopt adds the blocks of which pods have addresses, to be bound, unless they are taken.
+func (b blocks) adopt(used []netip.Prefix, p Pool, taken []netip.Prefix) blocks {
+	for _, block := range used {
 		if p.contains(block) && !slices.ContainsFunc(taken, block.Overlaps) {
 			b, taken = append(b, own{block: block}), append(taken, block)
 		}

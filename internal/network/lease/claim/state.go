@@ -48,8 +48,9 @@ type State struct {
 	own  blocks
 	lost []Claim // blocks that were this node's, with the new holder
 	told int     // calls of Used
-	// strays are addresses of pods from before this node had blocks.
-	strays []netip.Addr
+	// used are the blocks of which pods have addresses: the node's own, those that it has lost, and
+	// those around addresses from before it had blocks.
+	used []netip.Prefix
 
 	snap   Snapshot
 	bound  map[Session][]netip.Prefix // the blocks of snap by session; never modified
@@ -324,7 +325,7 @@ func (s *State) Snapshot(snap Snapshot, now time.Duration) {
 	s.snap, s.known, s.conflict, s.unfollowed, s.heard = snap, true, false, "", now
 	s.forget(now)
 	s.identify()
-	s.own = s.own.adopt(s.strays, s.cfg.Pool, s.taken())
+	s.own = s.own.adopt(s.used, s.cfg.Pool, s.taken())
 	if _, written := s.written(); s.joined && !written {
 		s.keepAt = now
 	}
@@ -381,14 +382,18 @@ func (s *State) compare() {
 // Used sets how full blocks are. What isn't in it isn't in use.
 func (s *State) Used(blocks []peer.Usage, now time.Duration) {
 	s.told++
-	s.strays = nil
+	s.used = nil
 	for _, u := range blocks {
-		if u.Block.IsSingleIP() && u.Used > 0 {
-			s.strays = append(s.strays, u.Block.Addr())
+		block := u.Block
+		if block.IsSingleIP() {
+			block = netip.PrefixFrom(block.Addr(), s.cfg.Pool.length(block.Addr().Is6())).Masked()
+		}
+		if u.Used > 0 {
+			s.used = append(s.used, block)
 		}
 	}
 	if s.known {
-		s.own = s.own.adopt(s.strays, s.cfg.Pool, s.taken())
+		s.own = s.own.adopt(s.used, s.cfg.Pool, s.taken())
 	}
 	used := func(b netip.Prefix) bool {
 		return slices.ContainsFunc(blocks, func(u peer.Usage) bool { return b.Overlaps(u.Block) && u.Used > 0 })
@@ -486,6 +491,7 @@ func (s *State) Bound(a Action, now time.Duration, err error) {
 	case errors.As(err, &taken):
 		if i >= 0 {
 			if s.own = slices.Delete(s.own, i, i+1); a.Again {
+				s.found(a.Block)
 				s.lost = append(s.lost, Claim{Block: a.Block, Node: taken.By.Node})
 			}
 		}
@@ -502,8 +508,14 @@ func (s *State) Bound(a Action, now time.Duration, err error) {
 			return // it may have been claimed nevertheless
 		}
 		s.own[i].held, s.own[i].fresh = true, false
+		s.found(a.Block)
 		s.addClaim(Claim{Block: a.Block, Node: s.cfg.Node, Session: s.session})
 	}
+}
+
+// found takes note that a block isn't lost any more.
+func (s *State) found(b netip.Prefix) {
+	s.lost = slices.DeleteFunc(s.lost, func(c Claim) bool { return c.Block == b })
 }
 
 // addClaim adds to the snapshot what the next one will have.

@@ -79,7 +79,7 @@ func (s *State) notes() (out []string) {
 		note("%s: %v", s.cfg.Store, ErrSettling)
 	}
 	for _, c := range s.lost {
-		note("block %v belongs to node %s now, as this node couldn't prolong its claim: pods with addresses of it must be made anew", c.Block, c.Node)
+		note("block %v belongs to node %s now, as this node couldn't prolong its claim: other nodes don't reach pods with addresses of it, which need other ones", c.Block, c.Node)
 	}
 	for _, o := range s.own {
 		switch length := s.cfg.Pool.length(o.block.Addr().Is6()); {
