@@ -119,6 +119,8 @@ func (w *worker) observe(seen snapshot) podplan.Observed {
 			Attempt: attempt(st),
 			State:   view.SandboxState(st),
 			IPs:     w.a.addresses(st),
+
+			Displaced: st.Displaced.Message,
 		})
 	}
 	for _, st := range seen.containers {

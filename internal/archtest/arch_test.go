@@ -32,7 +32,7 @@ var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
 var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
-	"internal/daemon.daemon": 43,
+	"internal/daemon.daemon": 44,
 	// It has one field for each part that the API translates to.
 	"internal/api.Config": 22,
 }
@@ -42,7 +42,7 @@ var packageMaxima = map[string]int{
 	// Its parts share the ledger and the lock of the kernel's objects.
 	"internal/network": 2600,
 	// It wires every part of huskd, and decides nothing.
-	"internal/daemon": 3370,
+	"internal/daemon": 3440,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
 	"internal/agent": 3120,

@@ -68,6 +68,7 @@ var layer = map[string]int{
 	"internal/network/lease/kubernetes": driver,
 	"internal/network/lease/etcd":       driver,
 	"internal/network/lease/file":       driver,
+	"internal/network/displaced":        owner,
 	"internal/network/nodes":            owner,
 	"internal/network/nodestore":        agent,
 	"internal/network/peering":          agent,

@@ -14,6 +14,16 @@ func NewMutex() Mutex { return make(Mutex, 1) }
 // Lock locks m. It blocks while another goroutine holds m.
 func (m Mutex) Lock() { m <- struct{}{} }
 
+// TryLock locks m and returns true, unless another goroutine holds it.
+func (m Mutex) TryLock() bool {
+	select {
+	case m <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
 // Unlock unlocks m. Any goroutine may call it.
 func (m Mutex) Unlock() { <-m }
 

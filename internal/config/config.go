@@ -75,7 +75,7 @@ func New() Config {
 		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
 		Images:   Images{CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io", ImageVerify: access.Modes[0]},
 		PodNetwork: PodNetwork{
-			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true,
+			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true, ReplaceDisplaced: true,
 			Policy: PolicyAuto, Proxy: ProxyAuto, ServiceSubnets: []string{"10.203.0.0/16", "fd68:7573:6b80::/112"}, DNS: DNSAuto, Store: StoreNone, Backend: "auto", BlockLength: 24, Etcd: Etcd{EtcdCluster: "default"}, BGP: BGP{AS: 64512},
 		},
 		Plugins: Plugins{

@@ -56,6 +56,7 @@ type PodNetwork struct {
 	Backend           string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
 	BlockLength       int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
 	NetworkOnly       bool     `key:"network-only" help:"run no pods, and be only the pod network of another runtime, such as containerd or CRI-O with a kubelet, which finds the network in cni-conf-dir"`
+	ReplaceDisplaced  bool     `key:"replace-displaced-pods" help:"give pods another address, by a new sandbox, once another node has the block of their address; otherwise they run on, and only husk ps and an event tell of it"`
 	NodesFile         string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
 	Etcd
 	BGP

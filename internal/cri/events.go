@@ -44,6 +44,12 @@ func (e *Events) Sandbox(st sandbox.Status) {
 	send := func(kind runtimeapi.ContainerEventType) { e.send(st.ID, st.ID, kind) }
 	switch st.State {
 	case sandboxstate.Ready:
+		if st.Displaced.Replace {
+			send(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		}
+		if st.Displaced.Message != "" {
+			return // it is neither new nor ready again
+		}
 		send(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 		send(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	case sandboxstate.Stopped:

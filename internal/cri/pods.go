@@ -106,8 +106,10 @@ func namespaces(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return &runtimeapi.NamespaceOption{}
 }
 
+// sandboxState returns whether a sandbox is ready. One that must be replaced isn't, so that the
+// client does that.
 func sandboxState(st sandbox.Status) runtimeapi.PodSandboxState {
-	if st.State == sandboxstate.Ready {
+	if st.State == sandboxstate.Ready && !st.Displaced.Replace {
 		return runtimeapi.PodSandboxState_SANDBOX_READY
 	}
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY

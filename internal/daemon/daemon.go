@@ -44,8 +44,10 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/displaced"
 	"github.com/huskd/husk/internal/network/enforcement"
 	"github.com/huskd/husk/internal/network/nodestore"
+	"github.com/huskd/husk/internal/network/peer"
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/policy"
@@ -92,18 +94,19 @@ type daemon struct {
 	cgroups    *cgroup.QoSTree
 	monitors   *os.File // directory of the cgroup for processes that outlive huskd; nil on cgroup v1
 
-	images   *image.Store
-	logins   *credentialprovider.Providers // nil without any
-	network  *network.Network
-	nodes    *peering.Peering         // nil on a node by itself
-	policy   *enforcement.Enforcement // nil if network policy is off
-	services *serviceproxy.Proxy
-	names    *names // nil if huskd doesn't serve DNS
-	handlers handlers
-	plugin   *plugin.Plugin // husk-cni, in process
-	cni      *cni.Host
-	nri      *nri.Relay // nil if NRI is off
-	driver   drivers
+	images    *image.Store
+	logins    *credentialprovider.Providers // nil without any
+	network   *network.Network
+	nodes     *peering.Peering         // nil on a node by itself
+	displaced *displaced.Watcher       // likewise
+	policy    *enforcement.Enforcement // nil if network policy is off
+	services  *serviceproxy.Proxy
+	names     *names // nil if huskd doesn't serve DNS
+	handlers  handlers
+	plugin    *plugin.Plugin // husk-cni, in process
+	cni       *cni.Host
+	nri       *nri.Relay // nil if NRI is off
+	driver    drivers
 
 	containers *container.Service
 	sandboxes  *sandbox.Service
@@ -265,7 +268,7 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 			Connect: clusterClient(d), Journal: d.journal, Log: d.log,
 		},
 		Instance: d.instance, NodeIPs: ips, Root: d.cfg.Root, State: d.cfg.State,
-		Event: pathEvents(d), Monitors: d.monitors,
+		Event: pathEvents(d), Lost: func(lost []peer.Lost) { d.displaced.Set(lost) }, Monitors: d.monitors,
 	})
 }
 
@@ -332,6 +335,9 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	}
 	if d.services, err = serviceproxy.Open(servicesConfig(d, subnets)); err != nil {
 		return err
+	}
+	if d.nodes != nil {
+		d.displaced = displaced.New(displacedConfig(d))
 	}
 	return d.nodes.Connect(d.network)
 }
@@ -481,6 +487,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	d.nodes.Run(ctx, &running)
+	running.Go(func() error { return d.displaced.Run(ctx) })
 	d.policy.Run(ctx, &running)
 	running.Go(func() error { return d.workloads.Run(ctx) })
 	d.services.Run(ctx, &running)

@@ -12,6 +12,7 @@ import (
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/dns/forward"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/displaced"
 	"github.com/huskd/husk/internal/network/explain"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peering"
@@ -20,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // debts returns the DELs that are owed. Of the built-in network only those that failed count: each
@@ -44,14 +46,25 @@ func (d *daemon) debts() (list []pod.Debt) {
 // clients. A call that is still running when huskd stops is cut off, as by a crash: the next call
 // completes it.
 func (d *daemon) servePlugin(ctx context.Context) func(net.Conn) {
-	p := &plugin.Plugin{Log: d.log, Node: nodeNetwork{d.network.External(), d.nodes}}
+	p := &plugin.Plugin{Log: d.log, Node: nodeNetwork{d.network.External(), d.nodes, d.displaced}}
 	return func(conn net.Conn) { rpc.Serve(ctx, conn, p.Call) }
 }
 
 // nodeNetwork is the built-in network for the pods of another runtime.
 type nodeNetwork struct {
 	network.External
-	nodes *peering.Peering
+	nodes     *peering.Peering
+	displaced *displaced.Watcher
+}
+
+// Verify also returns an error of kind failed precondition if an address of the pod isn't this
+// node's any more.
+func (n nodeNetwork) Verify(ctx context.Context, sandbox string) (plan.Plan, error) {
+	p, err := n.External.Verify(ctx, sandbox)
+	if why := n.displaced.Why(sandbox); err == nil && why != "" {
+		err = errdefs.ErrFailedPrecondition.WithMessage(why)
+	}
+	return p, err
 }
 
 // Status returns why no pod can be attached now.
@@ -71,6 +84,46 @@ func pathEvents(d *daemon) func(nodes.Event) {
 			d.agent.Events.Add(event.Event{Warning: e.Warning, Reason: e.Reason, Message: e.Message})
 		}
 	}
+}
+
+// displacedConfig says what becomes of pods whose addresses aren't this node's any more.
+func displacedConfig(d *daemon) displaced.Config {
+	return displaced.Config{
+		Pods: func() []displaced.Pod { return attached(d) }, Spare: d.network.Status, Replace: d.cfg.ReplaceDisplaced, Log: d.log,
+		Mark: func(sandbox string, m pod.Displacement) bool {
+			return d.sandboxes == nil || d.sandboxes.Displace(sandbox, m) // with network-only, huskd has no pods
+		},
+		Report: func(p displaced.Pod, warning bool, reason, message string) {
+			if d.agent != nil { // huskd runs pods
+				d.agent.Events.Add(event.Event{Pod: p.Ref.String(), UID: p.Ref.UID, Warning: warning, Reason: reason, Message: message})
+			}
+		},
+	}
+}
+
+// attached returns the pods that have addresses of the built-in network.
+func attached(d *daemon) (out []displaced.Pod) {
+	add := func(of pod.Attachment, a pod.Attached, external bool) {
+		p := displaced.Pod{Sandbox: of.Sandbox, Ref: of.Pod, External: external}
+		for _, address := range a.Addresses {
+			p.Addresses = append(p.Addresses, address.Addr())
+		}
+		out = append(out, p)
+	}
+	for _, a := range d.network.External().List() {
+		add(a.Attachment, a.Attached, true)
+	}
+	if d.sandboxes == nil {
+		return out // network-only
+	}
+	for _, st := range d.sandboxes.List() {
+		for _, a := range st.Attached {
+			if st.State == sandboxstate.Ready && a.Network == network.Name {
+				add(st.Attachment, a, false)
+			}
+		}
+	}
+	return out
 }
 
 // podEvent returns what adds events of a pod, as namespace/name.

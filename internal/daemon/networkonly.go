@@ -110,6 +110,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		return err
 	}
 	d.nodes.Run(ctx, &running)
+	running.Go(func() error { return d.displaced.Run(ctx) })
 	d.policy.Run(ctx, &running)
 	d.services.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
@@ -132,5 +133,5 @@ func (d *daemon) connected(ctx context.Context) error {
 	if c := d.nodes.Controller(); c != nil && !c.Status().Known {
 		return errdefs.ErrUnavailable.WithMessage("the store of nodes (network-store " + d.cfg.Store + ") has not answered yet")
 	}
-	return nodeNetwork{d.network.External(), d.nodes}.Status(ctx)
+	return nodeNetwork{d.network.External(), d.nodes, d.displaced}.Status(ctx)
 }

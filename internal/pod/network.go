@@ -43,6 +43,14 @@ func (e *PortInUseError) Error() string {
 // Unwrap makes errdefs.IsUnavailable true.
 func (e *PortInUseError) Unwrap() error { return errdefs.ErrUnavailable }
 
+// Displacement says that a pod has an address that isn't this node's to give any more. The zero
+// value says that it has none.
+type Displacement struct {
+	Message string // which address, why, and what follows, in one line
+	// Replace says that the pod's sandbox must be replaced by one with another address.
+	Replace bool
+}
+
 // Attachment is a request of a sandbox to a network: for one interface in its network namespace.
 // Sandbox and IfName identify it.
 type Attachment struct {

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,10 @@ type record struct {
 	Attached       []pod.Attached     `json:"attached,omitempty"`
 	Infra          *oci.Process       `json:"infra,omitempty"`
 	Labels         spec.Labels        `json:"labels,omitzero"`
+	Displaced      string             `json:"displaced,omitempty"` // see pod.Displacement
+
+	// replace isn't kept over a restart: its reason may be gone then.
+	replace bool
 }
 
 // Table returns the lifecycle of a sandbox with the record's order.
@@ -83,10 +88,14 @@ func (e *entry) options() *runtimeapi.NamespaceOption {
 func (e *entry) View() Status {
 	attachment := e.Rec.Attachment
 	attachment.RuntimeManaged, attachment.Labels = e.Rec.RuntimeSandbox, e.labels()
+	displaced, reason := pod.Displacement{Message: e.Rec.Displaced, Replace: e.Rec.replace}, e.Rec.Reason
+	if displaced.Replace {
+		reason = cmp.Or(reason, displaced.Message)
+	}
 	return Status{
 		ID: e.ID, Config: e.Config, Handler: e.Rec.Handler, State: e.Rec.State, Created: e.Rec.Created,
-		Attachment: attachment, Attached: e.Rec.Attached, Infra: e.Rec.Infra, Labels: e.Rec.Labels, Reason: e.Rec.Reason,
-		Steps: e.Steps(),
+		Attachment: attachment, Attached: e.Rec.Attached, Infra: e.Rec.Infra, Labels: e.Rec.Labels, Reason: reason,
+		Displaced: displaced, Steps: e.Steps(),
 	}
 }
 

@@ -114,6 +114,8 @@ type Status struct {
 	Labels spec.Labels
 	// Reason says in one line why the sandbox isn't ready.
 	Reason string
+	// Displaced says that an address of the sandbox isn't this node's any more.
+	Displaced pod.Displacement
 	// Steps are what this huskd has done with the sandbox, in order.
 	Steps []pod.Step
 }
@@ -236,6 +238,24 @@ func (s *Service) Remove(ctx context.Context, id string) error {
 		}
 		return e.Remove(ctx)
 	})
+}
+
+// Displace notes whether an address of a ready sandbox isn't this node's any more. It doesn't wait:
+// it returns false if the sandbox is being changed.
+func (s *Service) Displace(id string, d pod.Displacement) bool {
+	e, err := s.find(id)
+	if err != nil || e.Status().Displaced == d || e.Status().State != sandboxstate.Ready {
+		return true
+	}
+	if !e.Mu.TryLock() {
+		return false
+	}
+	defer e.Mu.Unlock()
+	e.Rec.Displaced, e.Rec.replace = d.Message, d.Replace
+	if err := e.Save(); err != nil {
+		e.Log().Warn("sandbox: can't write the journal", "error", err)
+	}
+	return true
 }
 
 // Get returns the sandbox with that ID.

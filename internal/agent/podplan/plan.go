@@ -105,6 +105,8 @@ type Sandbox struct {
 	Attempt uint32
 	State   SandboxState
 	IPs     []string
+	// Displaced says why an address of it isn't this node's any more; empty if that isn't so.
+	Displaced string
 }
 
 // ContainerState is the state of a container.

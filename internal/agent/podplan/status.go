@@ -104,6 +104,9 @@ const ReasonDeadline = "DeadlineExceeded"
 // one of its host ports.
 const ReasonPort = "PortInUse"
 
+// ReasonAddress is the reason of a pod with an address that isn't this node's to give any more.
+const ReasonAddress = "AddressLost"
+
 // The reasons of a pod that was evicted: it used too much, or had to make way for a critical pod.
 const (
 	ReasonEvicted    = "Evicted"
@@ -219,6 +222,9 @@ func (p reporter) reason(s Status) (reason, message string) {
 		case cs.State == Waiting:
 			return cs.Reason, cs.Message
 		}
+	}
+	if p.current != nil && p.current.State != SandboxStopped && p.current.Displaced != "" {
+		return ReasonAddress, p.current.Displaced
 	}
 	return "", ""
 }

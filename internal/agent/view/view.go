@@ -16,10 +16,13 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// SandboxState returns the state of a sandbox.
+// SandboxState returns the state of a sandbox. One that must be replaced counts as lost.
 func SandboxState(st sandbox.Status) podplan.SandboxState {
 	switch st.State {
 	case sandboxstate.Ready:
+		if st.Displaced.Replace {
+			return podplan.SandboxLost
+		}
 		return podplan.SandboxReady
 	case sandboxstate.Stopped, sandboxstate.Removing, sandboxstate.Removed:
 		return podplan.SandboxStopped

@@ -108,7 +108,10 @@ type Config struct {
 	Keys     Keys    // nil without WireGuard
 	Pods     Pods
 	Event    func(Event) // nil if nobody is told
-	Log      *slog.Logger
+	// Lost, if set, is told which blocks this node has lost while pods have addresses of them, once
+	// the registry is known. It doesn't wait, nor modify them.
+	Lost func([]peer.Lost)
+	Log  *slog.Logger
 }
 
 // Ways are how this node can receive packets, as in its record.
@@ -272,7 +275,11 @@ func (c *Controller) pass(ctx context.Context) error {
 	}
 	usage := c.cfg.Pods.Blocks()
 	c.cfg.Registry.Used(usage)
-	notes = append(append(notes, strays(usage)...), takenAway(usage, view)...)
+	lost := lostBlocks(usage, view)
+	if c.cfg.Lost != nil {
+		c.cfg.Lost(lost)
+	}
+	notes = append(append(notes, strays(usage)...), lostNotes(usage, lost, view.Notes)...)
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(append(notes, refused...), copies(record, peers)...)
 	now := time.Now()
@@ -376,22 +383,44 @@ func strays(usage []peer.Usage) []string {
 	return []string{fmt.Sprintf("pods of this node have %d addresses from before it had blocks, such as %v: other nodes don't reach these; remove the pods and run them again", len(own), own[0].Block.Addr())}
 }
 
-// takenAway returns a note for each block that the registry has taken away from pods, unless it
-// says so itself.
-func takenAway(usage []peer.Usage, view *peer.View) (notes []string) {
+// lostBlocks returns the blocks that the registry has taken away from pods: of each, the parts that
+// other nodes have now, or else the whole.
+func lostBlocks(usage []peer.Usage, view *peer.View) (lost []peer.Lost) {
 	for _, u := range usage {
 		if u.Used == 0 || u.Block.IsSingleIP() || slices.Contains(view.Blocks, u.Block) {
 			continue
 		}
-		said := func(note string) bool { return strings.Contains(note, fmt.Sprintf("block %v ", u.Block)) }
-		if slices.ContainsFunc(view.Notes, said) {
+		before := len(lost)
+		for _, p := range view.Peers {
+			for _, b := range p.Blocks {
+				if !b.Overlaps(u.Block) {
+					continue
+				}
+				if b.Bits() < u.Block.Bits() {
+					b = u.Block
+				}
+				lost = append(lost, peer.Lost{Block: b, Node: p.Name})
+			}
+		}
+		if len(lost) == before {
+			lost = append(lost, peer.Lost{Block: u.Block})
+		}
+	}
+	return lost
+}
+
+// lostNotes returns a note for each block of usage that is lost, unless said has one.
+func lostNotes(usage []peer.Usage, lost []peer.Lost, said []string) (notes []string) {
+	for _, u := range usage {
+		i := slices.IndexFunc(lost, func(l peer.Lost) bool { return u.Block.Overlaps(l.Block) })
+		if i < 0 || slices.ContainsFunc(said, func(note string) bool { return strings.Contains(note, fmt.Sprintf("block %v ", u.Block)) }) {
 			continue
 		}
 		whose := "isn't this node's any more"
-		if i := slices.IndexFunc(view.Peers, func(p *peer.Node) bool { return slices.ContainsFunc(p.Blocks, u.Block.Overlaps) }); i >= 0 {
-			whose = fmt.Sprintf("is node %s's now, so others may get the same addresses", view.Peers[i].Name)
+		if lost[i].Node != "" {
+			whose = fmt.Sprintf("is node %s's now, so others may get the same addresses", lost[i].Node)
 		}
-		notes = append(notes, fmt.Sprintf("pods of this node have %d addresses of block %v, which %s: other nodes don't reach them; remove the pods and run them again", u.Used, u.Block, whose))
+		notes = append(notes, fmt.Sprintf("pods of this node have %d addresses of block %v, which %s: other nodes don't reach these pods, which need other ones", u.Used, u.Block, whose))
 	}
 	return notes
 }

@@ -269,30 +269,50 @@ func TestRegistryIsAway(t *testing.T) {
 }
 
 // TestBlockTakenAway: of pods with addresses of a block that the registry has taken away, a note
-// says which node has it now, unless the registry says so itself.
+// says which node has it now, unless the registry says so itself, and whoever makes pods anew is
+// told.
 func TestBlockTakenAway(t *testing.T) {
-	const note = "pods of this node have 3 addresses of block 10.201.7.0/24, which "
+	for _, c := range []struct{ own, lost, part, empty string }{
+		{"10.201.1.0/24", "10.201.7.0/24", "10.201.7.128/25", "10.201.8.0/24"},
+		{"fd68:7573:6b01:1::/64", "fd68:7573:6b01:7::/64", "fd68:7573:6b01:7::/80", "fd68:7573:6b01:8::/64"},
+	} {
+		t.Run(c.lost, func(t *testing.T) { testBlockTakenAway(t, c.own, c.lost, c.part, c.empty) })
+	}
+}
+
+func testBlockTakenAway(t *testing.T, ownBlock, taken, part, empty string) {
+	note := "pods of this node have 3 addresses of block " + taken + ", which "
+	var told []peer.Lost
 	former := func(cfg *nodes.Config) {
 		w, _ := cfg.Pods.(*world)
-		w.usage = []peer.Usage{{Block: prefix("10.201.1.0/24"), Size: 254, Used: 1}, {Block: prefix("10.201.7.0/24"), Size: 254, Used: 3}, {Block: prefix("10.201.8.0/24"), Size: 254}}
+		w.usage = []peer.Usage{{Block: prefix(ownBlock), Size: 254, Used: 1}, {Block: prefix(taken), Size: 254, Used: 3}, {Block: prefix(empty), Size: 254}}
+		cfg.Cluster = append(cfg.Cluster, prefix("fd68:7573:6b01::/48"))
+		cfg.Lost = func(lost []peer.Lost) { w.set(func() { told = lost }) }
 	}
 	startWith(t, former, func(w *world, c *nodes.Controller, _ nodes.Config) {
-		own := blocks("10.201.1.0/24")
+		own := blocks(ownBlock)
 		for _, step := range []struct {
 			view peer.View
 			want string
+			lost []peer.Lost
 		}{
-			{peer.View{Blocks: append(blocks("10.201.7.0/24"), own...)}, ""},
-			{peer.View{Blocks: own}, note + "isn't this node's any more"},
-			{peer.View{Blocks: own, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.7.0/24")}}, note + "is node b's now"},
-			{peer.View{Blocks: own, Notes: []string{"block 10.201.7.0/24 belongs to node b now"}}, "block 10.201.7.0/24 belongs to node b now"},
-			{peer.View{Blocks: append(own, prefix("10.201.7.0/24"))}, ""},
+			{peer.View{Blocks: append(blocks(taken), own...)}, "", nil},
+			{peer.View{Blocks: own}, note + "isn't this node's any more", []peer.Lost{{Block: prefix(taken)}}},
+			{peer.View{Blocks: own, Peers: []*peer.Node{record("b", "192.0.2.2", taken)}}, note + "is node b's now", []peer.Lost{{Block: prefix(taken), Node: "b"}}},
+			{peer.View{Blocks: own, Peers: []*peer.Node{record("b", "192.0.2.2", part)}}, note + "is node b's now", []peer.Lost{{Block: prefix(part), Node: "b"}}},
+			{peer.View{Blocks: own, Notes: []string{"block " + taken + " belongs to node b now"}}, "block " + taken + " belongs to node b now", []peer.Lost{{Block: prefix(taken)}}},
+			{peer.View{Blocks: append(own, prefix(taken))}, "", nil},
 		} {
 			w.see(step.view)
 			w.after(time.Second)
 			if got := strings.Join(c.Status().Notes, "\n"); !strings.HasPrefix(got, step.want) || step.want == "" && got != "" || strings.Contains(got, "\n") {
 				t.Errorf("with blocks %v and peers %v, the notes are %q, want %q", step.view.Blocks, step.view.Peers, got, step.want)
 			}
+			w.set(func() {
+				if !slices.Equal(told, step.lost) {
+					t.Errorf("with blocks %v and peers %v, %v are lost, want %v", step.view.Blocks, step.view.Peers, told, step.lost)
+				}
+			})
 		}
 	})
 }

@@ -281,6 +281,12 @@ type Registry interface {
 	Used(blocks []Usage)
 }
 
+// Lost is a subnet of a block that isn't this node's any more, though pods have addresses of it.
+type Lost struct {
+	Block netip.Prefix
+	Node  string // that has it now; empty if none has
+}
+
 // Usage is how full a block is.
 type Usage struct {
 	Block      netip.Prefix

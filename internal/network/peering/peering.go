@@ -39,6 +39,7 @@ type Config struct {
 	NodeIPs     []netip.Addr      // the node's addresses; none to find them
 	Root, State string            // directories of huskd
 	Event       func(nodes.Event) // takes changes of the ways to other nodes
+	Lost        func([]peer.Lost) // takes the blocks that pods need and the node has lost
 	Monitors    *os.File          // directory of the cgroup for husk-bgp and husk-wireguard, or nil
 }
 
@@ -187,7 +188,7 @@ func (n *Peering) Connect(pods *network.Network) error {
 	}
 	n.controller = nodes.New(nodes.Config{
 		Instance: n.cfg.Instance, Name: n.cfg.Node, Boot: n.cfg.Boot, Machine: host.MachineHash(), Cluster: n.cfg.Subnets, Backend: n.Backend(), Ways: n.ways,
-		Store: n.cfg.Store, Registry: n.store, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Event: n.cfg.Event, Log: n.cfg.Log,
+		Store: n.cfg.Store, Registry: n.store, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Event: n.cfg.Event, Lost: n.cfg.Lost, Log: n.cfg.Log,
 	})
 	return nil
 }

@@ -491,8 +491,7 @@ func (s *State) Bound(a Action, now time.Duration, err error) {
 	case errors.As(err, &taken):
 		if i >= 0 {
 			if s.own = slices.Delete(s.own, i, i+1); a.Again {
-				s.found(a.Block)
-				s.lost = append(s.lost, Claim{Block: a.Block, Node: taken.By.Node})
+				s.lost = append(without(s.lost, a.Block), Claim{Block: a.Block, Node: taken.By.Node})
 			}
 		}
 		s.addClaim(taken.By)
@@ -508,19 +507,19 @@ func (s *State) Bound(a Action, now time.Duration, err error) {
 			return // it may have been claimed nevertheless
 		}
 		s.own[i].held, s.own[i].fresh = true, false
-		s.found(a.Block)
+		s.lost = without(s.lost, a.Block)
 		s.addClaim(Claim{Block: a.Block, Node: s.cfg.Node, Session: s.session})
 	}
 }
 
-// found takes note that a block isn't lost any more.
-func (s *State) found(b netip.Prefix) {
-	s.lost = slices.DeleteFunc(s.lost, func(c Claim) bool { return c.Block == b })
+// without returns claims without those to a block.
+func without(claims []Claim, b netip.Prefix) []Claim {
+	return slices.DeleteFunc(claims, func(c Claim) bool { return c.Block == b })
 }
 
 // addClaim adds to the snapshot what the next one will have.
 func (s *State) addClaim(c Claim) {
-	s.snap.Claims = append(slices.DeleteFunc(slices.Clone(s.snap.Claims), func(o Claim) bool { return o.Block == c.Block }), c)
+	s.snap.Claims = append(without(slices.Clone(s.snap.Claims), c.Block), c)
 }
 
 // Retired takes note that a block isn't used any more. Once Used has said so too, it is given back.

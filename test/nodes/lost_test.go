@@ -1,0 +1,141 @@
+package nodes
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/test/node"
+)
+
+// endSession does to a node's claims what etcd does when their time is up.
+func (e *etcd) endSession(name string) {
+	e.t.Helper()
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{e.url()}, DialTimeout: 10 * time.Second, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
+			err = netns.Do(e.on.Net(), func() error {
+				conn, err = new(net.Dialer).DialContext(ctx, "tcp", address)
+				return err
+			})
+			return conn, err
+		})},
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(e.t.Context(), 30*time.Second)
+	defer cancel()
+	answer, err := client.Get(ctx, "/husk/default/nodes/"+name)
+	if err == nil && len(answer.Kvs) == 0 {
+		e.t.Fatalf("node %s has no record", name)
+	}
+	if err == nil {
+		_, err = client.Revoke(ctx, clientv3.LeaseID(answer.Kvs[0].Lease))
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// TestBlockLostAndFound: a node that was cut off from etcd for too long finds its only block of
+// IPv4 with another node, while no other one is free. Its pod is marked. Once the other node has
+// left, the block is this node's again, and the pod as it was. The second time, a third node
+// leaves: then the pod gets an address of that one's block, and packets arrive at the right pods
+// only.
+func TestBlockLostAndFound(t *testing.T) {
+	t.Parallel()
+	u := node.NewUnderlay(t)
+	s := u.Segment(node.Media{})
+	loser, peer, taker := newMachine(t, s), newMachine(t, s), newMachine(t, s)
+	store := startEtcd(t, taker)
+	for _, m := range []*machine{loser, peer, taker} {
+		m.Binary("husk-wireguard")
+		// There are two blocks of IPv4, and many of IPv6.
+		m.flags = node.Flags("--pod-subnets", "10.201.0.0/23,fd68:7573:6b01::/48", "--network-store", "etcd", "--etcd-endpoints", store.url(), "--etcd-insecure", "--node-name", m.Uplink.Name())
+	}
+	start(t, loser, peer)
+	pod := loser.run("a")
+	peer.run("a")
+	Reach(t, 30*time.Second, loser, peer)
+
+	// lose has another node take the block, and returns once the loser knows.
+	lose := func(take func()) {
+		t.Helper()
+		u.Filter(loser.Node, taker.Node, "tcp dport 2379", "tcp sport 2379")
+		store.endSession(loser.Uplink.Name())
+		take()
+		if got := taker.run("a").address(false); got != pod.address(false) {
+			t.Fatalf("the other node's pod has address %v, want that of the pod, %v", got, pod.address(false))
+		}
+		u.Heal(loser.Node, taker.Node)
+		node.Eventually(t, 30*time.Second, func() string {
+			if got := loser.MustHusk("ps"); !strings.Contains(got, "AddressLost") {
+				return "the pod isn't marked:\n" + got + loser.MustHusk("net", "nodes")
+			}
+			return ""
+		})
+		why := "its address " + pod.address(false).String() + " is of block "
+		for _, command := range [][]string{{"events", "a"}, {"describe", "a"}, {"inspect", "a"}} {
+			if got := loser.MustHusk(command...); !strings.Contains(got, why) {
+				t.Errorf("husk %s doesn't say that %s:\n%s", strings.Join(command, " "), why, got)
+			}
+		}
+	}
+	leave := func(m *machine) {
+		t.Helper()
+		m.MustHusk("rm", "-f", "a")
+		m.pods, m.names = nil, nil
+		m.MustHusk("shutdown", "--leave")
+		if !m.huskd.Wait(30 * time.Second) {
+			t.Fatal("huskd is still running")
+		}
+		m.NothingLeft()
+	}
+
+	sandbox := loser.MustHusk("ps", "-o", "custom-columns=ID:.id")
+	lose(func() { start(t, taker) })
+	leave(taker)
+	node.Eventually(t, 30*time.Second, func() string {
+		if got := loser.MustHusk("ps"); !strings.Contains(got, "Running") {
+			return "the pod is still marked:\n" + got + loser.MustHusk("net", "nodes")
+		}
+		return ""
+	})
+	if got := loser.MustHusk("ps", "-o", "custom-columns=ID:.id"); got != sandbox {
+		t.Errorf("the pod has another sandbox: %s, before %s", got, sandbox)
+	}
+	Reach(t, 30*time.Second, loser, peer)
+
+	lose(taker.restart)
+	loser.huskd.Kill()
+	loser.restart()
+	if got := loser.MustHusk("ps"); !strings.Contains(got, "AddressLost") {
+		t.Errorf("the pod isn't marked any more after huskd was killed:\n%s", got)
+	}
+	leave(peer)
+	node.Eventually(t, time.Minute, func() string {
+		if got := loser.MustHusk("ps"); !strings.Contains(got, "Running") || strings.Contains(got, pod.address(false).String()) {
+			return "the pod has no other address:\n" + got + loser.MustHusk("net", "nodes")
+		}
+		return ""
+	})
+	if got := loser.MustHusk("events", "a"); !strings.Contains(got, "SandboxChanged") {
+		t.Errorf("no event of the new sandbox:\n%s", got)
+	}
+	loser.runAgain()
+	Reach(t, 30*time.Second, loser, taker)
+	if got := loser.MustHusk("net", "nodes"); strings.Contains(got, pod.address(false).String()) || strings.Contains(got, "other nodes don't reach") {
+		t.Errorf("a note is left:\n%s", got)
+	}
+	store.stop()
+	remove(t, loser, taker)
+}
