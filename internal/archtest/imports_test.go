@@ -288,7 +288,7 @@ var allowed = map[string][]string{
 	"internal/network/rtnetlink":        {"internal/network/nlsock"},
 	"internal/network/bgp":              {"internal/network/companion", "internal/oci", "internal/pidfd"},
 	"internal/network/lease/claim":      {"internal/network/peer"},
-	"internal/network/conntrack":        {"internal/network/nlsock"},
+	"internal/network/conntrack":        {"internal/network/nftable", "internal/network/nlsock"},
 	"internal/network/connlimit":        {"internal/netns", "internal/network/conntrack", "internal/network/nftable", "internal/network/nlsock"},
 	"internal/network/policytable":      {"internal/netns", "internal/network/conntrack", "internal/network/nftable", "internal/network/nlsock"},
 	"internal/network/kernelwatch":      {"internal/netns", "internal/network/nlsock", "internal/network/rtnetlink"},

@@ -3,7 +3,6 @@
 package conntrack
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nftable"
 	"github.com/huskd/husk/internal/network/nlsock"
 )
 
@@ -131,6 +131,7 @@ func remove(c *nlsock.Conn, stale func(tracked) bool) (n int, err error) {
 		return 0, err
 	}
 	for part := range slices.Chunk(doomed, 64) {
+		part[len(part)-1].Flags |= unix.NLM_F_ACK
 		for _, a := range c.Do(part...) {
 			switch {
 			case a.Err == nil:
@@ -201,16 +202,18 @@ func deletion(data []byte, stale func(tracked) bool) *nl.NetlinkRequest {
 	if !ok || !stale(e) {
 		return nil
 	}
-	req := nl.NewNetlinkRequest(ctDelete, unix.NLM_F_ACK)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: data[0]})
+	raw := make(nftable.Attributes, nl.SizeofNfgenmsg, 128)
+	raw[0] = data[0] // the family
 	for typ, value := range nlsock.Attributes(data[nl.SizeofNfgenmsg:]) {
 		switch typ {
 		case ctaTupleOrig:
-			req.AddData(nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, bytes.Clone(value)))
+			raw = raw.Nested(typ, value)
 		case ctaID, ctaZone: // they identify this very entry
-			req.AddData(nl.NewRtAttr(int(typ), bytes.Clone(value)))
+			raw = raw.Bytes(typ, value)
 		}
 	}
+	req := nl.NewNetlinkRequest(ctDelete, 0)
+	req.RawData = raw
 	return req
 }
 

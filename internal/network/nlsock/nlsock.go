@@ -91,20 +91,21 @@ type Answer struct {
 }
 
 // Do sends the requests as one batch and returns their answers in order. A failed request doesn't
-// affect the others. None may be a dump.
+// affect the others. None may be a dump, and the last one must ask for an answer. Of the others,
+// those that ask for none have an empty one unless they fail: each answer costs a system call.
 func (c *Conn) Do(requests ...*nl.NetlinkRequest) []Answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	answers := make([]Answer, len(requests))
 	first := c.seq + 1
-	missing, err := len(requests), c.send(requests)
-	for missing > 0 && err == nil {
+	done, err := len(requests) == 0, c.send(requests)
+	for !done && err == nil {
 		err = c.receive(func(h unix.NlMsghdr, data []byte) {
 			i := h.Seq - first
 			if i >= uint32(len(answers)) {
 				return // of an earlier batch that timed out
 			}
-			missing--
+			done = done || i == uint32(len(answers)-1) // the kernel answers in order
 			if h.Type == unix.NLMSG_ERROR {
 				answers[i].Err = ErrorOf(h, data)
 			} else {

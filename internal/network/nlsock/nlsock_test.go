@@ -74,6 +74,25 @@ func TestDoAnswersEachRequest(t *testing.T) {
 	}
 }
 
+// TestDoWithoutAnswers checks that a request which asks for no answer fails alone, and that the
+// answers to others aren't taken for its own.
+func TestDoWithoutAnswers(t *testing.T) {
+	c := dial(t, unix.NETLINK_ROUTE)
+	quiet := func(verb int) *nl.NetlinkRequest {
+		r := route(32, verb)
+		r.Flags &^= unix.NLM_F_ACK
+		return r
+	}
+	for range 3 {
+		got := c.Do(quiet(unix.RTM_NEWROUTE), quiet(unix.RTM_NEWROUTE), link(1), quiet(unix.RTM_DELROUTE), quiet(unix.RTM_DELROUTE), link(99))
+		for i, want := range []error{nil, unix.EEXIST, nil, nil, unix.ESRCH, unix.ENODEV} {
+			if !errors.Is(got[i].Err, want) || (got[i].Data != nil) != (i == 2) {
+				t.Errorf("request %d: %+v, want %v", i, got[i], want)
+			}
+		}
+	}
+}
+
 func TestList(t *testing.T) {
 	c := dial(t, unix.NETLINK_ROUTE)
 	for range 2 {
