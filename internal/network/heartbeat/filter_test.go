@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -91,6 +92,53 @@ func TestGarbage(t *testing.T) {
 			after := time.Now()
 			for _, h := range []*host{a, b} {
 				h.eventually(t, "after garbage", func(h Health) bool { return h.Last.After(after) && len(h.Broken) == 0 })
+			}
+		})
+	}
+}
+
+// TestAnswersAreNoLargerThanProbes sends probes as earlier versions of Husk do, and shorter ones
+// than any node sends.
+func TestAnswersAreNoLargerThanProbes(t *testing.T) {
+	for _, six := range []bool{false, true} {
+		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[six], func(t *testing.T) {
+			a, b := hosts(t, six)
+			other := netip.MustParseAddr("10.201.2.9")
+			if six {
+				other = netip.MustParseAddr("fd68:0:0:2::9")
+			}
+			netnstest.IP(t, b.path, "address add "+other.String()+" dev lo nodad")
+			peers := slices.Clone(a.prober.watched)
+			peers[0].From = append(slices.Clone(peers[0].From), other)
+			a.prober.Watch(a.from, peers)
+			nonce := [8]byte{1, 2, 3, 4, 5, 6, 7, 8}
+			var sender *socket
+			if err := netns.Do(b.path, func() (err error) {
+				sender, err = openSocket(other, wanted(nonce, six, nil))
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer sender.close()
+			// The last one shows that all before were seen.
+			sizes := []int{header + 1, answerLength - 1, answerLength, small - headers(other), 1450 - headers(other)}
+			answered := map[uint32]int{}
+			for deadline := time.Now().Add(30 * time.Second); answered[4] == 0; time.Sleep(tick) {
+				for i, size := range sizes {
+					m := message{kind: kindProbe, way: backend.Direct, nonce: nonce, seq: uint32(i), node: "x"}
+					sender.send(m.encode(), size, netip.AddrPortFrom(a.from, Port))
+				}
+				for r, ok := sender.receive(); ok; r, ok = sender.receive() {
+					if m, ok := parse(r.data); ok {
+						answered[m.seq] = len(r.data)
+					}
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("answers to probes by their numbers: %v", answered)
+				}
+			}
+			if len(answered) != 3 || answered[2] != answerLength || answered[3] != answerLength {
+				t.Errorf("the sizes of answers to probes of %v bytes are %v", sizes, answered)
 			}
 		})
 	}

@@ -2,9 +2,9 @@
 //
 // It sends UDP packets between the addresses that nodes have in their own pod subnets, because
 // networks may treat these addresses differently from the nodes' own: clouds drop packets with
-// sources that they don't know. The packets are as large as the largest that pods send. Those by
-// the way in use are routed like any other. Those by another way go straight to its link, through a
-// packet socket, as the routing table doesn't know that way.
+// sources that they don't know. Most packets are small, and some as large as the largest that pods
+// send. Those by the way in use are routed like any other. Those by another way go straight to its
+// link, through a packet socket, as the routing table doesn't know that way.
 package heartbeat
 
 import (
@@ -306,7 +306,8 @@ func (p *Prober) take(r received) (found bool) {
 }
 
 // answer answers a probe by the way by which it came. The way in use may be one that doesn't reach
-// the peer, as when a NAT is between the nodes. The caller holds p.mu.
+// the peer, as when a NAT is between the nodes. A probe that is shorter than its answer, which no
+// node sends, gets none: its source may be forged. The caller holds p.mu.
 func (p *Prober) answer(m message, r received) {
 	from := r.from.Addr()
 	peer, known := p.peers[m.node]
@@ -314,5 +315,7 @@ func (p *Prober) answer(m message, r received) {
 		peer = Peer{To: from, Way: m.way}
 	}
 	answer := message{kind: kindAnswer, way: m.way, nonce: m.nonce, seq: m.seq, held: time.Since(r.at), summed: m.summed}
-	p.sendBy(peer, answer, 0)
+	if len(r.data) >= answerLength {
+		p.sendBy(peer, answer, 0)
+	}
 }

@@ -27,6 +27,9 @@ var wayNumbers = []backend.Way{backend.Direct, backend.VXLAN, backend.IPIP, back
 // header is the size of a message without the name of its node and without padding.
 const header = 20
 
+// answerLength is the size of an answer.
+const answerLength = header + 4
+
 // message is a probe or an answer. In a datagram it is
 //
 //	magic     4 bytes

@@ -15,7 +15,7 @@ type Target struct {
 	MTU  int           // of the largest packets that pods send
 }
 
-// Probe is a packet to send. It is as large as the largest that pods send, so that a path which
+// Probe is a packet to send. Some are as large as the largest that pods send, so that a path which
 // only lets smaller ones pass counts as broken.
 type Probe struct {
 	Peer string
@@ -79,10 +79,6 @@ const (
 	burst = 100
 )
 
-// sizes are what is tried when the largest packets don't pass, by any way: what is left of common
-// MTUs inside common tunnels, down to the minimum of IPv6.
-var sizes = []int{8950, 1450, 1400, 1370, 1330, 1280}
-
 // Monitor decides which probes to send, and from their answers which ways are broken. It is pure:
 // the caller passes the time, and sends what Due returns.
 //
@@ -123,6 +119,7 @@ type watched struct {
 	health   Health
 	outcomes []bool // of the last probes by the way in use
 	turn     int    // of the sizes, see size
+	tries    int    // large probes to send although the way in use is silent
 	sums     sums
 	// suspect means that a small probe was answered when large ones weren't, since the last answer to
 	// a large one.
@@ -133,9 +130,11 @@ type watched struct {
 type path struct {
 	way       backend.Way
 	next      time.Time // when to probe it
+	large     time.Time // when to send a large probe, if it is in use; zero is at once
 	missed    int       // probes in a row without an answer
 	broken    bool
 	goodSince time.Time // since when it has answered without a miss; zero if it doesn't
+	carries   bool      // large packets too, since goodSince
 	hold      time.Duration
 	broke     time.Time
 }
@@ -176,9 +175,11 @@ func (m *Monitor) Put(t Target) {
 		w = &watched{at: len(m.order)}
 		m.peers[t.Name], m.order = w, append(m.order, w)
 	}
-	if w.target.Way != t.Way || w.target.MTU != t.MTU {
+	anew := w.target.Way != t.Way || w.target.MTU != t.MTU
+	if anew {
 		w.health.Limit = 0
 		w.outcomes, w.health.RTT, w.health.Loss = nil, 0, 0
+		w.tries = 0
 		w.sums.stop(w)
 	}
 	w.target = t
@@ -188,6 +189,9 @@ func (m *Monitor) Put(t Target) {
 			ways[i] = *known
 		} else {
 			ways[i] = path{way: way, hold: firstHold}
+		}
+		if anew {
+			ways[i].large = time.Time{}
 		}
 	}
 	w.ways = ways
@@ -220,10 +224,10 @@ func (m *Monitor) list(w *watched) {
 }
 
 // restless reports whether a peer is to be probed more often than others: it is new, or has begun
-// not to answer.
+// not to answer, or has just answered a small probe after a long silence.
 func (w *watched) restless() bool {
 	p := w.by(w.target.Way)
-	return p != nil && p.missed < quickMisses && (p.missed > 0 || !w.health.Answered)
+	return p != nil && (p.missed < quickMisses && (p.missed > 0 || !w.health.Answered) || w.silent(p) && w.tries == tries)
 }
 
 // Health returns what is known of each peer.
@@ -297,6 +301,7 @@ func (m *Monitor) turns(due []Probe, now time.Time) []Probe {
 
 // probe adds the probes of a peer that are due, with a time between those of one way.
 func (m *Monitor) probe(due []Probe, w *watched, now time.Time, between time.Duration) []Probe {
+	summed := w.target.MTU
 	for i := range w.ways {
 		p := &w.ways[i]
 		if now.Before(p.next) || !w.wants(p) {
@@ -306,11 +311,15 @@ func (m *Monitor) probe(due []Probe, w *watched, now time.Time, between time.Dur
 		if p.way != w.target.Way && p.broken {
 			p.next = now.Add(retryPeriod)
 		}
-		due = append(due, m.send(w, p.way, w.size(p.way), now, false))
+		size := w.size(p, now, LargePeriod(len(m.order)))
+		if p.way == w.target.Way && size == small {
+			summed = small
+		}
+		due = append(due, m.send(w, p.way, size, now, false))
 	}
 	if w.wantsSummed(now) {
 		w.sums.next = now.Add(between)
-		due = append(due, m.send(w, w.target.Way, w.target.MTU, now, true))
+		due = append(due, m.send(w, w.target.Way, summed, now, true))
 	}
 	return due
 }
@@ -331,47 +340,6 @@ func (w *watched) wants(p *path) bool {
 	return current != nil && current.missed > 0
 }
 
-// size returns the size of the next probe by a way. Once the way in use is silent, sizes take
-// turns. With a limit, every third probe is larger, to see whether the limit is gone.
-func (w *watched) size(way backend.Way) int {
-	full := w.target.MTU
-	if way != w.target.Way {
-		return full
-	}
-	w.turn++
-	turn, above := w.turn, 0
-	if limit := w.health.Limit; limit > 0 {
-		if w.turn%3 != 0 {
-			return limit
-		}
-		turn, above = w.turn/3, limit
-	} else if w.by(way).missed <= misses {
-		return full
-	}
-	candidates := []int{full}
-	for _, s := range sizes {
-		if s < full && s > above {
-			candidates = append(candidates, s)
-		}
-	}
-	return candidates[turn%len(candidates)]
-}
-
-// limit learns from the answer to a probe of the way in use how large packets may be.
-func (w *watched) limit(size int) (changed bool) {
-	was := w.health.Limit
-	switch {
-	case size >= w.target.MTU:
-		w.health.Limit = 0
-	case w.by(w.target.Way).missed > misses && !w.suspect:
-		w.suspect = true // a busy network loses packets of all sizes: it must happen twice
-	case w.by(w.target.Way).missed > misses, size > was && was > 0:
-		w.health.Limit = size
-	}
-	w.suspect = w.suspect && size < w.target.MTU
-	return w.health.Limit != was
-}
-
 // Answer takes the answer to a probe, which the peer has sent some time after it had received the
 // probe. It reports whether Broken or Limit of a peer has changed.
 func (m *Monitor) Answer(seq uint32, held time.Duration, now time.Time) (changed bool) {
@@ -387,18 +355,32 @@ func (m *Monitor) Answer(seq uint32, held time.Duration, now time.Time) (changed
 	}
 	if s.summed {
 		w.sums.answered++
-		w.health.Answered, w.health.Last = true, now
+		if s.size != small {
+			w.health.Answered, w.health.Last = true, now
+		}
 		return false
 	}
 	if s.way == w.target.Way {
-		changed = w.limit(s.size)
-		changed = w.sums.good(w) || changed
+		changed = w.sums.good(w)
+		if s.size == small && p.missed > 0 {
+			if w.silent(p) && w.tries == 0 {
+				w.tries, p.next = tries, time.Time{}
+			}
+			m.list(w)
+			return changed
+		}
+		w.tries = 0
+		if s.size != small {
+			changed = w.limit(s.size) || changed
+		}
 	}
-	p.missed = 0
+	p.missed, p.carries = 0, p.carries || s.size != small
 	if p.goodSince.IsZero() {
 		p.goodSince = now
 	}
-	w.health.Answered, w.health.Last = true, now
+	if s.way == w.target.Way || s.size != small {
+		w.health.Answered, w.health.Last = true, now
+	}
 	if s.way == w.target.Way {
 		w.outcome(true)
 		rtt := max(0, now.Sub(s.at)-held)
@@ -407,7 +389,7 @@ func (m *Monitor) Answer(seq uint32, held time.Duration, now time.Time) (changed
 		}
 		w.health.RTT = rtt
 	}
-	if p.broken && now.Sub(p.goodSince) >= p.hold {
+	if p.broken && p.carries && now.Sub(p.goodSince) >= p.hold {
 		p.broken = false
 		changed = w.listBroken() || changed
 	}
@@ -444,7 +426,7 @@ func (m *Monitor) Expire(now time.Time) (changed bool) {
 			continue
 		}
 		p.missed++
-		p.goodSince = time.Time{}
+		p.goodSince, p.carries = time.Time{}, false
 		if s.way == w.target.Way {
 			w.outcome(false)
 			found, wait := w.sums.silent(w, now)
@@ -467,7 +449,7 @@ func (w *watched) breakSilent(sent, now time.Time) (changed bool) {
 		return false
 	}
 	works := func(p path) bool {
-		return p.way != w.target.Way && !p.broken && !p.goodSince.IsZero() && !p.goodSince.After(sent)
+		return p.way != w.target.Way && !p.broken && p.carries && !p.goodSince.After(sent)
 	}
 	if !slices.ContainsFunc(w.ways, works) {
 		return false

@@ -20,7 +20,9 @@ type network struct {
 	m       *Monitor
 	now     time.Time
 	works   map[backend.Way]bool
-	passes  int // the largest packets that pass
+	passes  int                 // the largest packets that pass
+	limits  map[backend.Way]int // likewise of one way
+	sent    map[int]int         // how many packets of each size
 	rtt     time.Duration
 	way     backend.Way
 	history []string // "12s vxlan"
@@ -36,7 +38,7 @@ type flight struct {
 var ways = []backend.Way{backend.Direct, backend.VXLAN, backend.WireGuard}
 
 func newNetwork(t *testing.T, working ...backend.Way) *network {
-	n := &network{t: t, m: NewMonitor(), now: time.Unix(0, 0), works: map[backend.Way]bool{}, passes: 1500, rtt: time.Millisecond, way: backend.Direct, loses: func(Probe) bool { return false }}
+	n := &network{t: t, m: NewMonitor(), now: time.Unix(0, 0), works: map[backend.Way]bool{}, passes: 1500, rtt: time.Millisecond, way: backend.Direct, loses: func(Probe) bool { return false }, limits: map[backend.Way]int{}, sent: map[int]int{}}
 	n.set(working...)
 	n.m.Watch([]Target{{"b", ways, n.way, 1450}})
 	return n
@@ -59,7 +61,8 @@ func (n *network) run(d time.Duration) {
 		}
 		n.flights = slices.DeleteFunc(n.flights, func(f flight) bool { return !f.arrives.After(n.now) })
 		for _, p := range n.m.Due(n.now) {
-			if n.works[p.Way] && p.Size <= n.passes && !n.loses(p) {
+			n.sent[p.Size]++
+			if limit := n.limits[p.Way]; n.works[p.Way] && p.Size <= n.passes && (limit == 0 || p.Size <= limit) && !n.loses(p) {
 				n.flights = append(n.flights, flight{n.now.Add(n.rtt), p.Seq})
 			}
 		}
@@ -172,7 +175,7 @@ func TestBlackHole(t *testing.T) {
 	n := newNetwork(t, ways...)
 	n.run(time.Minute)
 	n.passes = 1390
-	n.run(20 * time.Second)
+	n.run(LargePeriod(1) + 6*time.Second)
 	if h := n.m.Health()["b"]; h.Limit != 1370 {
 		t.Errorf("health is %+v, want a limit of 1370", h)
 	}
