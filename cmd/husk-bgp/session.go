@@ -137,6 +137,7 @@ func (p *peer) down(failure string) string {
 	switch {
 	case strings.HasSuffix(failure, unix.ECONNREFUSED.Error()):
 		failure = "it refuses connections: does a BGP speaker run there?"
+	case failure == closesEarly:
 	case p.known && failure != "":
 		failure = "it doesn't answer"
 	case p.why == "" && p.known:

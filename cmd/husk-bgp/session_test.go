@@ -140,8 +140,41 @@ func TestDown(t *testing.T) {
 		if got := (&peer{known: c.known, why: c.why}).down(tries.failure(at)); got != c.want {
 			t.Errorf("%+v: %q", c, got)
 		}
-		if tries.reached(at, wire.BGP_FSM_OPENSENT, time.Now()); tries.failure(at) != "" {
+		if tries.reached(at, wire.BGP_FSM_OPENSENT, 0, time.Now()); tries.failure(at) != "" {
 			t.Errorf("a connection hasn't made %q forgotten", c.failure)
+		}
+	}
+}
+
+// TestClosesEarly checks what is said about a peer that takes connections and closes them.
+func TestClosesEarly(t *testing.T) {
+	at, now := netip.MustParseAddr("192.0.2.1"), time.Now()
+	const lost = api.PeerState_DISCONNECT_REASON_READ_FAILED
+	for _, c := range []struct {
+		states []wire.FSMState
+		why    api.PeerState_DisconnectReason
+		want   bool
+	}{
+		{[]wire.FSMState{wire.BGP_FSM_ACTIVE, wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE}, lost, true},
+		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE, wire.BGP_FSM_ACTIVE}, lost, true},
+		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE, wire.BGP_FSM_ACTIVE, wire.BGP_FSM_OPENSENT}, lost, false},
+		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE}, api.PeerState_DISCONNECT_REASON_BAD_PEER_AS, false},
+		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_OPENCONFIRM, wire.BGP_FSM_IDLE}, lost, false},
+		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_OPENCONFIRM, wire.BGP_FSM_ESTABLISHED, wire.BGP_FSM_IDLE}, lost, false},
+		{[]wire.FSMState{wire.BGP_FSM_ACTIVE, wire.BGP_FSM_IDLE}, lost, false},
+	} {
+		tries := newTries()
+		for _, state := range c.states {
+			tries.reached(at, state, c.why, now)
+		}
+		for _, known := range []bool{false, true} {
+			if got := (&peer{known: known}).down(tries.failure(at)); (got == closesEarly) != c.want {
+				t.Errorf("%v, %v, known %t: %q", c.states, c.why, known, got)
+			}
+		}
+		got := (&peer{known: true, why: "BFD has ended the session"}).down(tries.failure(at))
+		if want := "BFD has ended the session; " + closesEarly; c.want && got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
@@ -149,11 +182,11 @@ func TestDown(t *testing.T) {
 // TestTries checks until when it is known that a peer had a session.
 func TestTries(t *testing.T) {
 	tries, at, now := newTries(), netip.MustParseAddr("192.0.2.1"), time.Now()
-	if tries.reached(at, wire.BGP_FSM_OPENCONFIRM, now); !tries.established(at).IsZero() {
+	if tries.reached(at, wire.BGP_FSM_OPENCONFIRM, 0, now); !tries.established(at).IsZero() {
 		t.Error("before the session is up")
 	}
-	tries.reached(at, wire.BGP_FSM_ESTABLISHED, now)
-	if tries.reached(at, wire.BGP_FSM_IDLE, now.Add(time.Second)); !tries.established(at).Equal(now) {
+	tries.reached(at, wire.BGP_FSM_ESTABLISHED, 0, now)
+	if tries.reached(at, wire.BGP_FSM_IDLE, api.PeerState_DISCONNECT_REASON_READ_FAILED, now.Add(time.Second)); !tries.established(at).Equal(now) {
 		t.Error("after its end, when its routes may be kept")
 	}
 	if tries.forget(at); !tries.established(at).IsZero() {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/osrg/gobgp/v4/api"
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
@@ -20,12 +21,16 @@ type tries struct {
 type try struct {
 	since   time.Time // when its last session came up, even if that has ended
 	failure string    // why the last attempt to connect failed
+	opening bool      // there is a connection on which the peer hasn't said anything
 }
+
+// closesEarly says that the peer takes connections and ends them without a word.
+const closesEarly = "it closes connections at once: does it know this node, or does it wait after an error (BIRD: 1 to 5 minutes, see error wait time)?"
 
 func newTries() *tries { return &tries{peers: map[netip.Addr]try{}} }
 
-// reached takes note of a new state of a session.
-func (t *tries) reached(peer netip.Addr, state wire.FSMState, now time.Time) {
+// reached takes note of a new state of a session, and of why it isn't in the former one any more.
+func (t *tries) reached(peer netip.Addr, state wire.FSMState, why api.PeerState_DisconnectReason, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.peers[peer]
@@ -33,7 +38,12 @@ func (t *tries) reached(peer netip.Addr, state wire.FSMState, now time.Time) {
 	case wire.BGP_FSM_ESTABLISHED:
 		last = try{since: now}
 	case wire.BGP_FSM_OPENSENT, wire.BGP_FSM_OPENCONFIRM:
-		last.failure = ""
+		last.failure, last.opening = "", state == wire.BGP_FSM_OPENSENT
+	default:
+		if last.opening && (why == api.PeerState_DISCONNECT_REASON_READ_FAILED || why == api.PeerState_DISCONNECT_REASON_WRITE_FAILED) {
+			last.failure = closesEarly
+		}
+		last.opening = false
 	}
 	t.peers[peer] = last
 }

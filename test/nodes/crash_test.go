@@ -105,3 +105,99 @@ func routersDie(t *testing.T, software routing, six bool) {
 	has("link up", time.Minute, true)
 	remove(t, a)
 }
+
+// TestBGPRouterEndsBFD has a router end BFD on purpose, which says nothing about the path: the
+// session of BGP and its routes stay. When the router allows BFD again, BFD counts again.
+func TestBGPRouterEndsBFD(t *testing.T) {
+	t.Parallel()
+	u := node.NewUnderlay(t)
+	s := u.Segment(node.Media{})
+	c := newSpeakersOn(t, s, 1)
+	a := c.nodes[0]
+	subnet := netip.MustParsePrefix("10.201.200.0/24")
+	config := routerConfig{as: 65000, bfd: true, own: []netip.Prefix{subnet}}
+	config.addPeers(64512, a)
+	r := newRouter(t, s, frr{}, config)
+	a.also("--bgp-peers", fmt.Sprintf("%v=65000/bfd", r.at()))
+	c.start()
+	route := func() bool {
+		return strings.Contains(a.Must("ip", "route", "show", subnet.String()), r.at().String())
+	}
+	goes := func(what string, want bool) {
+		t.Helper()
+		node.Eventually(t, time.Minute, func() string {
+			if route() != want {
+				return fmt.Sprintf("%s: there is a route: %t\n%s", what, !want, a.Husk("net", "nodes").Stdout)
+			}
+			return ""
+		})
+	}
+	goes("start", true)
+	r.bfdUp(a)
+	frr{}.stopBFD(r.machine, true)
+	node.Eventually(t, 2*time.Minute, func() string {
+		if !route() {
+			t.Fatalf("the route has gone although BFD was ended on purpose:\n%s", a.Husk("net", "nodes").Stderr)
+		}
+		if out := a.Husk("net", "nodes"); !strings.Contains(out.Stdout+out.Stderr, "it doesn't answer BFD") {
+			return "husk net nodes doesn't say that there is no BFD: " + out.Stderr
+		}
+		return ""
+	})
+	frr{}.stopBFD(r.machine, false)
+	r.bfdUp(a)
+	a.says("it doesn't answer BFD", false)
+	if !route() {
+		t.Error("the route has gone when BFD came back")
+	}
+	r.kill(frr{}.detector())
+	goes("BFD has failed", false)
+	frr{}.again(r.machine, frr{}.detector())
+	goes("BFD is back", true)
+	remove(t, a)
+}
+
+// TestBGPRouterWaits has a router of BIRD that waits after an error, for as long as BIRD does by
+// default, and one that doesn't know the node. Both close connections at once, which is no reason to
+// ask for the password.
+func TestBGPRouterWaits(t *testing.T) {
+	t.Parallel()
+	u := node.NewUnderlay(t)
+	s := u.Segment(node.Media{})
+	c := newSpeakersOn(t, s, 1)
+	a := c.nodes[0]
+	subnet := netip.MustParsePrefix("10.201.200.0/24")
+	config := routerConfig{as: 65000, bfd: true, waits: true, own: []netip.Prefix{subnet}}
+	config.addPeers(64512, a)
+	r := newRouter(t, s, bird{}, config)
+	config.peers[0].address = r.at().Next().Next().Next()
+	stranger := newRouter(t, s, bird{}, config)
+	a.also("--bgp-peers", fmt.Sprintf("%v=65000/bfd,%v=65000", r.at(), stranger.at()))
+	c.start()
+	goes := func(what string, within time.Duration, want bool) {
+		t.Helper()
+		began := time.Now()
+		node.Eventually(t, within, func() string {
+			if strings.Contains(a.Must("ip", "route", "show", subnet.String()), r.at().String()) != want {
+				return fmt.Sprintf("%s: there is a route: %t\n%s", what, !want, a.Husk("net", "nodes").Stderr)
+			}
+			return ""
+		})
+		t.Logf("%s: route %t after %v", what, want, time.Since(began).Round(time.Second))
+	}
+	goes("start", time.Minute, true)
+	r.bfdUp(a)
+	a.says(fmt.Sprintf("no session with %v of AS 65000: it closes connections at once", stranger.at()), true)
+	u.Cut(a.Node, r.Node)
+	goes("path cut", 15*time.Second, false)
+	if !(bird{}).waits(r.machine) {
+		t.Error("the router doesn't wait after an error:\n" + r.Run("birdc", "-s", bird{}.socket(r.machine), "show", "protocols", "all", "peer0").Stdout)
+	}
+	u.Heal(a.Node, r.Node)
+	a.says(fmt.Sprintf("no session with %v of AS 65000: BFD has ended the session", r.at()), true)
+	t.Log(a.Husk("net", "nodes").Stderr)
+	a.says("has it the same password", false)
+	goes("path healed", 3*time.Minute, true)
+	r.bfdUp(a)
+	remove(t, a)
+}

@@ -50,6 +50,7 @@ type routerConfig struct {
 	bfd       bool // with the timers of husk-bgp
 	gtsm      bool // FRR has it for other ASs only
 	abrupt    bool // without graceful restart
+	waits     bool // BIRD waits after an error for as long as it does by default
 	peers     []routerPeer
 }
 
@@ -204,13 +205,16 @@ func (b bird) run(m *machine, c routerConfig) {
 		if c.gtsm {
 			reflect += " ttl security on;"
 		}
-		restart := map[bool]string{false: "on", true: "off"}[c.abrupt]
+		restart := map[bool]string{false: "on", true: "off"}[c.abrupt] + ";"
+		if !c.waits {
+			restart += " error wait time 1, 2;"
+		}
 		gateway4 := gateway
 		if p.address.Is6() {
 			gateway4 = gateway + " extended next hop on;"
 		}
 		fmt.Fprintf(&conf, `protocol bgp peer%d {
-  local %v as %d; neighbor %v as %d; graceful restart %[10]s; error wait time 1, 2; %[6]s
+  local %v as %d; neighbor %v as %d; graceful restart %[10]s %[6]s
   ipv4 { import all; export %[8]s; %[9]s };
   ipv6 { import all; export all; %[7]s };
 }
@@ -229,6 +233,11 @@ func (bird) detector() string { return "bird" }
 
 func (b bird) again(m *machine, program string) {
 	m.daemon(program, "-f", "-c", b.file(m), "-s", b.socket(m), "-P", b.socket(m)+".pid")
+}
+
+// waits reports whether it waits after an error before it has a session again.
+func (b bird) waits(m *machine) bool {
+	return strings.Contains(m.Run("birdc", "-s", b.socket(m), "show", "protocols", "all", "peer0").Stdout, "Error wait")
 }
 
 var birdVia = regexp.MustCompile(`via (\S+) `)
@@ -339,6 +348,13 @@ func (m *machine) frr(name string, args ...string) {
 func (frr) speaker() string                  { return "bgpd" }
 func (frr) detector() string                 { return "bfdd" }
 func (frr) again(m *machine, program string) { m.frr(program) }
+
+// stopBFD ends all sessions of BFD on purpose, or allows them again.
+func (frr) stopBFD(m *machine, stop bool) {
+	m.t.Helper()
+	command := map[bool]string{true: "shutdown", false: "no shutdown"}[stop]
+	m.Must("vtysh", "--vty_socket", frrDir, "-c", "configure terminal", "-c", "bfd", "-c", "profile fast", "-c", command)
+}
 
 func (frr) hops(m *machine, p netip.Prefix) (out []netip.Addr) {
 	family := map[bool]string{false: "ipv4", true: "ipv6"}[p.Addr().Is6()]

@@ -54,7 +54,20 @@ func TestSession(t *testing.T) {
 
 	a, b := begin()
 	b.set(adminDown, diagAdminDown)
-	if why := pass(b, a); why != "" || a.state != down {
-		t.Errorf("a session that the peer has ended: %q, state %d", why, a.state)
+	for range 3 {
+		if why := pass(b, a); why != "" || a.state != down {
+			t.Errorf("a session that the peer has ended: %q, state %d", why, a.state)
+		}
+	}
+	if why := a.expire(); why != "" {
+		t.Errorf("a session that the peer has ended fails: %q", why)
+	}
+	b.set(down, diagNone)
+	for range 3 {
+		pass(b, a)
+		pass(a, b)
+	}
+	if a.state != up || b.state != up || a.expire() == "" {
+		t.Errorf("when the peer wants it again, the states are %d and %d, and then it fails", a.state, b.state)
 	}
 }
