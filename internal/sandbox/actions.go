@@ -1,11 +1,13 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -102,11 +104,29 @@ func (s *Service) Cgroup(st Status) string {
 		parent, _ := s.cfg.Cgroups.Parent(named) // Run has checked it
 		return parent
 	}
-	return filepath.Join(s.cfg.Instance.Cgroup(), pod.QOSClass(st.Config.GetLabels()), cgroupPrefix+pod.Short(st.ID))
+	return filepath.Join(s.cfg.Instance.Cgroup(), pod.QOSClass(st.Config.GetLabels()), cmp.Or(st.cgroup, cgroupName("", st.ID)))
 }
 
 // cgroupPrefix begins the names of pods' cgroups, below those of huskd and of the QoS classes.
-const cgroupPrefix = "pod-"
+const cgroupPrefix = "pod"
+
+// cgroupName returns the name of a pod's cgroup: pod, the pod's UID, and digits of the sandbox's ID,
+// so that two sandboxes of a pod never share one. The UID is there because a kubelet writes it
+// there: agents that attest workloads, profilers, and Kubernetes' own tests read in the path of a
+// cgroup whose a process is.
+func cgroupName(uid, id string) string {
+	if !uidInPath.MatchString(uid) {
+		uid = ""
+	}
+	return cgroupPrefix + uid + "-" + pod.Short(id)
+}
+
+var (
+	// uidInPath matches UIDs that can be a part of a path. Clients of CRI may use any string.
+	uidInPath = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
+	// cgroupNames matches what cgroupName returns.
+	cgroupNames = regexp.MustCompile(`^` + cgroupPrefix + `[0-9A-Za-z-]*-[0-9a-f]{1,12}$`)
+)
 
 // ownsCgroup reports whether the pod's cgroup is huskd's. A client that names one, such as kubelet,
 // creates, limits and removes it.

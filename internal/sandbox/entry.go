@@ -33,7 +33,9 @@ type record struct {
 	Attached       []pod.Attached     `json:"attached,omitempty"`
 	Infra          *oci.Process       `json:"infra,omitempty"`
 	Labels         spec.Labels        `json:"labels,omitzero"`
-	Displaced      string             `json:"displaced,omitempty"` // see pod.Displacement
+	// CgroupOfUID says that the name of huskd's cgroup has the pod's UID. Before, none had it.
+	CgroupOfUID bool   `json:"cgroupOfUID,omitempty"`
+	Displaced   string `json:"displaced,omitempty"` // see pod.Displacement
 
 	// replace isn't kept over a restart: its reason may be gone then.
 	replace bool
@@ -92,10 +94,14 @@ func (e *entry) View() Status {
 	if displaced.Replace {
 		reason = cmp.Or(reason, displaced.Message)
 	}
+	uid := ""
+	if e.Rec.CgroupOfUID {
+		uid = e.ref().UID
+	}
 	return Status{
 		ID: e.ID, Config: e.Config, Handler: e.Rec.Handler, State: e.Rec.State, Created: e.Rec.Created,
 		Attachment: attachment, Attached: e.Rec.Attached, Infra: e.Rec.Infra, Labels: e.Rec.Labels, Reason: reason,
-		Displaced: displaced, Steps: e.Steps(),
+		Displaced: displaced, Steps: e.Steps(), cgroup: cgroupName(uid, e.ID),
 	}
 }
 

@@ -55,7 +55,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		s := New(discard(t))
-		e := s.newEntry(fuzzID, config, &record{Order: order})
+		e := s.newEntry(fuzzID, config, &record{Order: order, CgroupOfUID: true})
 		e.Rec.Attachment = e.attachment()
 		st := e.View()
 		files := s.Files(st)

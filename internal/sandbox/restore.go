@@ -7,7 +7,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -134,8 +133,7 @@ func (s *Service) sweepCgroups() error {
 	all, err := s.cfg.Cgroups.List()
 	errs := []error{err}
 	for _, cgroup := range all {
-		short, ok := strings.CutPrefix(path.Base(cgroup), cgroupPrefix)
-		if !ok || pod.Short(short) != short || known[cgroup] || !slices.Contains(parents, path.Dir(cgroup)) {
+		if !cgroupNames.MatchString(path.Base(cgroup)) || known[cgroup] || !slices.Contains(parents, path.Dir(cgroup)) {
 			continue
 		}
 		s.cfg.Log.Warn("sandbox: removing a cgroup that no record refers to", "cgroup", cgroup)

@@ -117,7 +117,8 @@ type Status struct {
 	// Displaced says that an address of the sandbox isn't this node's any more.
 	Displaced pod.Displacement
 	// Steps are what this huskd has done with the sandbox, in order.
-	Steps []pod.Step
+	Steps  []pod.Step
+	cgroup string // the name of the cgroup that is huskd's
 }
 
 // HostNetwork reports whether the sandbox is in the host's network namespace.
@@ -198,7 +199,7 @@ func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConf
 		e, fresh := s.entries.Join(key(config), func(id string) *base {
 			e := s.newEntry(id, config, &record{Handler: handler, RuntimeSandbox: s.cfg.Handlers.RuntimeSandbox(handler)})
 			e.Rec.State, e.Rec.Boot, e.Rec.Created = sandboxstate.Reserved, s.cfg.Host.BootID, time.Now()
-			e.Rec.Attachment = e.attachment()
+			e.Rec.Attachment, e.Rec.CgroupOfUID = e.attachment(), true
 			if e.Rec.Attachment.Netns != "" { // a sandbox in the host's network isn't attached
 				e.Rec.Order = order
 			}

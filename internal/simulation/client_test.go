@@ -454,7 +454,7 @@ func (r *run) nothingRuns(_ *life, id string) {
 		left = append(left, "its address")
 	}
 	for _, p := range r.procs {
-		if p.exit == nil && (p.id == id || strings.HasSuffix(p.cgroup, p.sandbox+"/"+p.id) && p.sandbox == "pod-"+id[:12]) {
+		if p.exit == nil && (p.id == id || strings.HasSuffix(p.cgroup, p.sandbox+"/"+p.id) && strings.HasSuffix(p.sandbox, "-"+id[:12])) {
 			left = append(left, "process "+r.names[p.id])
 		}
 	}

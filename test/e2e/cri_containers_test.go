@@ -250,7 +250,7 @@ func containerLimits(t *testing.T, c *criNode, pod string) {
 	fails(t, err, codes.InvalidArgument, "cpuset_cpus")
 	_, err = c.UpdatePodSandboxResources(c.ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: pod, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}})
 	c.must(err)
-	limit := "cat /sys/fs/cgroup/memory" + string(c.Instance().Cgroup()) + "/pod-" + pod[:12] + "/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup" + string(c.Instance().Cgroup()) + "/pod-" + pod[:12] + "/memory.max"
+	limit := "cat /sys/fs/cgroup/memory" + string(c.Instance().Cgroup()) + "/pod*-" + pod[:12] + "/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup" + string(c.Instance().Cgroup()) + "/pod*-" + pod[:12] + "/memory.max"
 	if got := strings.TrimSpace(c.Must("sh", "-c", limit)); got != "134217728" {
 		t.Errorf("memory limit of the pod: %s", got)
 	}
