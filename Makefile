@@ -91,17 +91,29 @@ KUBERNETES = $(CURDIR)/test/interop/kubelet/out
 KUBERNETES_VERSION = 1.36.3
 KUBERNETES_BUILD = -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36'
 
-# What a cluster needs beside huskd, Kubernetes' own tests, and the programs in the tests' images.
+# What a cluster needs beside huskd, Kubernetes' own tests, and the programs in the tests' images. The
+# API server streams lists only with an etcd that is newer than Debian's. With -trimpath for all, the
+# tests share the packages that are compiled.
 kubernetes:
 	cd test/interop/kubelet/coredns && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBERNETES)/ .
+	cd test/interop/kubelet/etcd && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBERNETES)/etcd go.etcd.io/etcd/server/v3
 	cd test/interop/kubelet && $(GO) build $(KUBERNETES_BUILD) -o $(KUBERNETES)/ ./pause github.com/onsi/ginkgo/v2/ginkgo k8s.io/sample-apiserver \
 	$(addprefix k8s.io/kubernetes/,$(addprefix cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl) $(addprefix test/images/,agnhost nonewprivs regression-issue-74839))
 	cd test/interop/kubelet && $(GO) test -c -vet=off $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
 
-test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests, built here, as root; set NODE, NODES, BACKEND, GROUP, FOCUS or QUICK=1
+# A run goes on where another one of the same commit has ended, until MINUTES are over.
+test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests, built here, as root; set NODE, NODES, BACKEND, GROUP, FOCUS, CLUSTERS, MINUTES or QUICK=1
 	$(GO) build -tags crashpoint -o $(KUBERNETES)/ ./cmd/...
-	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
-	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -nodes $(or $(NODES),1) -backend $(or $(BACKEND),host-gw) -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
+	@until=$(if $(MINUTES),$$(($$(date +%s) + 60 * $(MINUTES))),0); cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do \
+	HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
+	$(GO) test -trimpath -count=1 -timeout 0 -v -run '^TestConformance$$' -parallel $(or $(CLUSTERS),1) . -node $$node -nodes $(or $(NODES),1) -backend $(or $(BACKEND),host-gw) \
+	-groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' -clusters $(or $(CLUSTERS),1) -until $$until -commit '$(shell git describe --always --dirty --exclude '*')' || failed=1; done; test -z "$$failed"
+
+test-critest: deps ## run critest, the tests of CRI, built here, as root
+	$(GO) build -tags crashpoint -o $(KUBERNETES)/ ./cmd/...
+	cd test/interop/kubelet && $(GO) build $(KUBERNETES_BUILD) -o $(KUBERNETES)/ ./pause k8s.io/kubernetes/test/images/nonewprivs
+	cd test/interop/kubelet && $(GO) test -c -vet=off $(KUBERNETES_BUILD) -o $(KUBERNETES)/critest sigs.k8s.io/cri-tools/cmd/critest
+	cd test/interop/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) $(GO) test -trimpath -count=1 -timeout 60m -v -run '^TestCritest$$' . -critest
 
 # Where the programs of test-kubeadm are: the other tests use Debian's etcd.
 KUBEADM = $(CURDIR)/out/kubeadm
@@ -153,4 +165,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build install packages demo demo-nodes unit lint race test test-install test-kubeadm test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build install packages demo demo-nodes unit lint race test test-install test-kubeadm test-kubelet kubernetes test-conformance test-critest test-gvisor check bench microbench soak fuzz generate deps clean

@@ -46,7 +46,7 @@ func newWholeCluster(t *testing.T, logs string, count int) *cluster {
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
 	c.flags = c.apiServerFlags()
-	c.serveImages()
+	serveImages(all, mirrored, buildImages(t, c.Dir))
 	c.startControlPlane()
 	c.write("admin.conf", c.kubeconfig(token))
 	flags, pods := []string(nil), podRange

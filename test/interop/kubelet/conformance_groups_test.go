@@ -8,8 +8,12 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// A group is a part of the end-to-end tests. Its filter selects specs by labels.
-type group struct{ name, filter string }
+// A group is a part of the end-to-end tests.
+type group struct {
+	name    string
+	filter  string // selects specs by labels
+	minutes int    // that it takes on two cores, beside another cluster
+}
 
 const (
 	conformance = "(Conformance || NodeConformance)"
@@ -28,23 +32,23 @@ const (
 // A spec belongs to the first group that selects it. The specs of sig-storage outside of conformance
 // are about persistent volumes, and those of sig-autoscaling need metrics of a cloud.
 var groups = []group{
-	{"node", "sig-node && " + conformance},
-	{"storage", "sig-storage && " + conformance},
-	{"network", "sig-network && " + conformance},
-	{"policy", "Feature:NetworkPolicy"},
-	{"apps", "sig-apps && " + conformance},
-	{"others", "!(sig-node || sig-storage || sig-network || sig-apps) && " + conformance},
-	{"slow", "Slow && !(sig-storage || sig-autoscaling) && " + plain},
-	{"api-machinery", "sig-api-machinery && " + plain},
-	{"auth", "sig-auth && " + plain},
-	{"cli", "sig-cli && " + plain},
-	{"instrumentation", "sig-instrumentation && " + plain},
-	{"scheduling", "sig-scheduling && " + plain},
-	{"node-features", "sig-node && " + nodeFeatures},
+	{"node", "sig-node && " + conformance, 30},
+	{"storage", "sig-storage && " + conformance, 20},
+	{"network", "sig-network && " + conformance, 10},
+	{"policy", "Feature:NetworkPolicy", 10},
+	{"apps", "sig-apps && " + conformance, 20},
+	{"others", "!(sig-node || sig-storage || sig-network || sig-apps) && " + conformance, 20},
+	{"slow", "Slow && !(sig-storage || sig-autoscaling) && " + plain, 30},
+	{"api-machinery", "sig-api-machinery && " + plain, 6},
+	{"auth", "sig-auth && " + plain, 3},
+	{"cli", "sig-cli && " + plain, 25},
+	{"instrumentation", "sig-instrumentation && " + plain, 4},
+	{"scheduling", "sig-scheduling && " + plain, 20},
+	{"node-features", "sig-node && " + nodeFeatures, 45},
 }
 
 // quick is a part of the others.
-var quick = group{"quick", "(sig-node || sig-network) && Conformance && !Serial && !Slow"}
+var quick = group{"quick", "(sig-node || sig-network) && Conformance && !Serial && !Slow", 15}
 
 // disjoint returns the filter of what a group selects and no group before it.
 func disjoint(g group) string {

@@ -26,30 +26,102 @@ const mirror = "127.0.0.1:4999"
 // The hosts of the images in the tests, in the place of which huskd asks the mirror.
 var mirrored = []string{"registry.k8s.io"}
 
-// serveImages starts a registry with the images that the tests use. All nodes have it at mirror.
-func (c *cluster) serveImages() {
-	c.t.Helper()
-	server := &http.Server{Handler: registry.New(registry.Logger(log.New(c.log("registry"), "", log.LstdFlags)))}
-	c.t.Cleanup(func() { _ = server.Close() })
-	for _, m := range c.nodes() {
+// serveImages starts a registry with images, by their names, in the place of registries of the
+// Internet. All nodes have it at mirror.
+func serveImages(machines []*machine, hosts []string, images map[string]*testimage.Image) {
+	first := machines[0]
+	first.t.Helper()
+	must := mustOf(first.t)
+	server := &http.Server{Handler: registry.New(registry.Logger(log.New(first.log("registry"), "", log.LstdFlags)))}
+	first.t.Cleanup(func() { _ = server.Close() })
+	for _, m := range machines {
 		var listener net.Listener
-		c.must(netns.Do(m.Net(), func() (err error) {
+		must(netns.Do(m.Net(), func() (err error) {
 			listener, err = net.Listen("tcp", mirror)
 			return err
 		}))
 		go func() { _ = server.Serve(listener) }()
-		for _, host := range mirrored {
+		for _, host := range hosts {
 			dir := filepath.Join(m.Dir, "certs.d", host)
-			c.must(os.MkdirAll(dir, 0o755))
-			c.must(os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte("[host.\"http://"+mirror+"\"]\ncapabilities = [\"pull\", \"resolve\"]\n"), 0o644))
+			must(os.MkdirAll(dir, 0o755))
+			must(os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte("[host.\"http://"+mirror+"\"]\ncapabilities = [\"pull\", \"resolve\"]\n"), 0o644))
 		}
 	}
-	to := testimage.Registry{URL: "http://" + mirror, Client: &http.Client{Transport: &http.Transport{DialContext: c.dial}}}
-	for name, img := range buildImages(c.t, c.Dir) {
+	to := testimage.Registry{URL: "http://" + mirror, Client: &http.Client{Transport: &http.Transport{DialContext: first.dial}}}
+	for name, img := range images {
 		_, repository, _ := strings.Cut(name, "/")
 		repository, tag, _ := strings.Cut(repository, ":")
-		c.must(to.Push(c.t.Context(), repository, tag, img))
+		must(to.Push(first.t.Context(), repository, tag, img))
 	}
+}
+
+// mustOf returns a function that ends the test at an error.
+func mustOf(t *testing.T) func(error) {
+	return func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// imageBuilder builds images of what the Makefile has built and of Debian packages.
+type imageBuilder struct {
+	t       *testing.T
+	root    string // a directory with the files of the packages
+	busybox []testimage.Layer
+}
+
+func newImageBuilder(t *testing.T, packages ...string) imageBuilder {
+	t.Helper()
+	must := mustOf(t)
+	busybox, err := testimage.Build(t.Context(), testimage.Spec{})
+	must(err)
+	root, err := debian.Cached("husk-conformance", strings.Join(packages, "-"), func(root string) error {
+		all, err := debian.Dependencies(t.Context(), packages...)
+		if err != nil {
+			return err
+		}
+		return debian.Extract(t.Context(), root, all...)
+	})
+	must(err)
+	return imageBuilder{t, root, busybox.Layers}
+}
+
+func (b imageBuilder) layer(entries ...testimage.Entry) testimage.Layer {
+	b.t.Helper()
+	l, err := testimage.NewLayer(testimage.Uncompressed, entries...)
+	mustOf(b.t)(err)
+	return l
+}
+
+func (b imageBuilder) image(config ocispec.ImageConfig, layers ...testimage.Layer) *testimage.Image {
+	b.t.Helper()
+	config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	img, err := testimage.New(ocispec.Platform{OS: "linux", Architecture: goruntime.GOARCH}, config, layers...)
+	mustOf(b.t)(err)
+	return img
+}
+
+func (b imageBuilder) copied(to string, mode int64, from string) testimage.Entry {
+	b.t.Helper()
+	body, err := os.ReadFile(from)
+	mustOf(b.t)(err)
+	return testimage.File(to, mode, body)
+}
+
+// binary returns a layer with a program that the Makefile has built, and further entries.
+func (b imageBuilder) binary(name, path string, mode int64, entries ...testimage.Entry) testimage.Layer {
+	b.t.Helper()
+	return b.layer(append(entries, b.copied(path, mode, filepath.Join(binaries, name)))...)
+}
+
+// programs returns programs of the packages, with the libraries that they need.
+func (b imageBuilder) programs(names ...string) []testimage.Entry {
+	b.t.Helper()
+	entries, err := testimage.Programs(b.root, names...)
+	mustOf(b.t)(err)
+	return entries
 }
 
 // tools are the programs in most images, beside those of busybox, and the packages that have them.
@@ -75,47 +147,10 @@ http {
 // which is in dir.
 func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	layer := func(entries ...testimage.Entry) testimage.Layer {
-		t.Helper()
-		l, err := testimage.NewLayer(testimage.Uncompressed, entries...)
-		must(err)
-		return l
-	}
-	busybox, err := testimage.Build(t.Context(), testimage.Spec{})
-	must(err)
-	build := func(config ocispec.ImageConfig, layers ...testimage.Layer) *testimage.Image {
-		t.Helper()
-		config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-		img, err := testimage.New(ocispec.Platform{OS: "linux", Architecture: goruntime.GOARCH}, config, layers...)
-		must(err)
-		return img
-	}
-	copied := func(to string, mode int64, from string) testimage.Entry {
-		t.Helper()
-		body, err := os.ReadFile(from)
-		must(err)
-		return testimage.File(to, mode, body)
-	}
-	// binary returns a layer with a program that the Makefile has built, and further entries.
-	binary := func(name, path string, mode int64, entries ...testimage.Entry) testimage.Layer {
-		t.Helper()
-		return layer(append(entries, copied(path, mode, filepath.Join(binaries, name)))...)
-	}
+	b := newImageBuilder(t, toolPackages...)
+	layer, binary, copied, programs, build := b.layer, b.binary, b.copied, b.programs, b.image
 	pause := build(ocispec.ImageConfig{Entrypoint: []string{"/pause"}}, binary("pause", "pause", 0o755))
-	root := extractTools(t)
-	programs := func(names ...string) []testimage.Entry {
-		t.Helper()
-		entries, err := testimage.Programs(root, names...)
-		must(err)
-		return entries
-	}
-	base := slices.Concat(busybox.Layers, []testimage.Layer{layer(append(programs(tools...), testimage.Symlink("usr/local/bin/nc", "/bin/nc.openbsd"))...)})
+	base := slices.Concat(b.busybox, []testimage.Layer{layer(append(programs(tools...), testimage.Symlink("usr/local/bin/nc", "/bin/nc.openbsd"))...)})
 	agnhostLayer := binary("agnhost", "agnhost", 0o755, append(fakeRegistry(pause, "pause", "testing"),
 		testimage.File("etc/os-release", 0o644, []byte("NAME=\"Alpine Linux\"\n")), // a spec about image volumes reads it
 		testimage.Symlink("agnhost-2", "agnhost"), testimage.Dir("uploads", 0o755),
@@ -150,7 +185,7 @@ func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 	}
 	for id, img := range map[imageutils.ImageID]*testimage.Image{
 		imageutils.Pause: pause, imageutils.Agnhost: agnhost(ocispec.ImageConfig{}), imageutils.AgnhostPrev: agnhost(ocispec.ImageConfig{Labels: map[string]string{"previous": "true"}}),
-		imageutils.BusyBox: build(shell, append(slices.Clone(busybox.Layers), bash)...), imageutils.NonRoot: build(ocispec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox.Layers...),
+		imageutils.BusyBox: build(shell, append(slices.Clone(b.busybox), bash)...), imageutils.NonRoot: build(ocispec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, b.busybox...),
 		imageutils.Nginx: nginx, imageutils.NginxNew: nginx, imageutils.IpcUtils: tooled(shell), imageutils.GlibcDnsTesting: tooled(shell),
 		imageutils.Kitten: picture("kitten"), imageutils.Nautilus: picture("nautilus"),
 		imageutils.Nonewprivs:           tooled(ocispec.ImageConfig{Cmd: []string{"nnp"}}, binary("nonewprivs", "usr/local/bin/nnp", 0o4755)),
@@ -161,22 +196,6 @@ func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 		images[imageutils.GetE2EImage(id)] = img
 	}
 	return images
-}
-
-// extractTools returns a directory with the files of toolPackages.
-func extractTools(t *testing.T) string {
-	t.Helper()
-	root, err := debian.Cached("husk-conformance", strings.Join(toolPackages, "-"), func(root string) error {
-		all, err := debian.Dependencies(t.Context(), toolPackages...)
-		if err != nil {
-			return err
-		}
-		return debian.Extract(t.Context(), root, all...)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return root
 }
 
 // fakeRegistry returns the files from which agnhost's fake-registry-server serves an image.

@@ -19,18 +19,21 @@ import (
 
 // result is what became of the specs of a group.
 type result struct {
-	group    string
-	passed   []string // names
-	failed   []failure
-	skipped  int // by themselves: they need what the cluster doesn't have
-	excepted int
-	took     time.Duration
+	Group      string
+	Passed     []string // names
+	Failed     []failure
+	Skipped    int // by themselves: they need what the cluster doesn't have
+	Excepted   int
+	Began      time.Time
+	Took       time.Duration
+	Log        string // path of Ginkgo's log
+	Unfinished string // why not all specs ran; "" if they did
 }
 
 // failure is a spec that failed.
 type failure struct {
-	name, message string
-	alone         string // what became of it when it ran again, by itself; "" if it didn't
+	Name, Message string
+	Alone         string // what became of it when it ran again, by itself; "" if it didn't
 }
 
 const passedAlone = "passed"
@@ -40,29 +43,29 @@ const maxDiagnosed = 20
 
 // toDiagnose returns the names of the specs that should run again, by themselves.
 func (r *result) toDiagnose() (names []string) {
-	for _, f := range r.failed[:min(len(r.failed), maxDiagnosed)] {
-		names = append(names, f.name)
+	for _, f := range r.Failed[:min(len(r.Failed), maxDiagnosed)] {
+		names = append(names, f.Name)
 	}
 	return names
 }
 
 // diagnose notes beside the failures what became of them in a run by themselves.
 func (r *result) diagnose(alone result) {
-	for i, f := range r.failed {
-		if slices.Contains(alone.passed, f.name) {
-			r.failed[i].alone = passedAlone
+	for i, f := range r.Failed {
+		if slices.Contains(alone.Passed, f.Name) {
+			r.Failed[i].Alone = passedAlone
 		}
-		for _, again := range alone.failed {
-			if again.name == f.name {
-				r.failed[i].alone = again.message
+		for _, again := range alone.Failed {
+			if again.Name == f.Name {
+				r.Failed[i].Alone = again.Message
 			}
 		}
 	}
 }
 
-// String renders a result like a row of the table.
+// String renders a result in a line.
 func (r result) String() string {
-	return fmt.Sprintf("%s: %d of %d passed in %v", r.group, len(r.passed), len(r.passed)+len(r.failed), r.took.Round(time.Second))
+	return fmt.Sprintf("%s: %d of %d passed in %v", r.Group, len(r.Passed), len(r.Passed)+len(r.Failed), r.Took.Round(time.Second))
 }
 
 // firstLine returns the first line of what became of a spec, without the end of a long one: some
@@ -91,13 +94,14 @@ func readReport(path string, excepted func(types.SpecReport) bool) (r result, er
 		}
 		for _, spec := range suite.SpecReports {
 			if spec.State == types.SpecStateSkipped && spec.Failure.Message == "" && excepted(spec) {
-				r.excepted++
+				r.Excepted++
 			} else {
 				r.add(spec)
 			}
 		}
-		if !suite.SuiteSucceeded && len(r.failed) == 0 { // it was interrupted, or a process of it was killed
-			r.failed = append(r.failed, failure{name: "the suite", message: "it didn't end: " + strings.Join(suite.SpecialSuiteFailureReasons, ", ")})
+		// It was interrupted, its time was up, or a process of it was killed.
+		if reasons := strings.Join(suite.SpecialSuiteFailureReasons, ", "); !suite.SuiteSucceeded && (reasons != "" || len(r.Failed) == 0) {
+			r.Unfinished = cmp.Or(reasons, "it didn't end")
 		}
 	}
 	if len(suites) == 0 {
@@ -108,17 +112,19 @@ func readReport(path string, excepted func(types.SpecReport) bool) (r result, er
 
 func (r *result) add(spec types.SpecReport) {
 	switch {
+	case spec.State == types.SpecStateInterrupted:
+		r.Unfinished = "it was interrupted"
 	case spec.State.Is(types.SpecStateFailureStates):
 		name := spec.FullText()
 		if name == "" {
 			name = spec.LeafNodeType.String()
 		}
-		r.failed = append(r.failed, failure{name: name, message: strings.TrimSpace(spec.Failure.Message)})
+		r.Failed = append(r.Failed, failure{Name: name, Message: strings.TrimSpace(spec.Failure.Message)})
 	case spec.LeafNodeType != types.NodeTypeIt:
 	case spec.State == types.SpecStatePassed:
-		r.passed = append(r.passed, spec.FullText())
+		r.Passed = append(r.Passed, spec.FullText())
 	case spec.State == types.SpecStateSkipped && spec.Failure.Message != "":
-		r.skipped++
+		r.Skipped++
 	}
 }
 
@@ -126,20 +132,27 @@ func (r *result) add(spec types.SpecReport) {
 func table(results []result) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, "| group | passed | failed | of these, passed alone | not applicable | excepted | time |\n|---|---|---|---|---|---|---|")
-	sum := result{group: "all"}
+	sum := result{Group: "all"}
 	row := func(r result) {
 		alone := 0
-		for _, f := range r.failed {
-			if f.alone == passedAlone {
+		for _, f := range r.Failed {
+			if f.Alone == passedAlone {
 				alone++
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %d | %v |\n", r.group, len(r.passed), len(r.failed), alone, r.skipped, r.excepted, r.took.Round(time.Second))
+		took := r.Took.Round(time.Second).String()
+		if r.Unfinished != "" {
+			took = "not ended: " + r.Unfinished
+		}
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %d | %s |\n", r.Group, len(r.Passed), len(r.Failed), alone, r.Skipped, r.Excepted, took)
 	}
 	for _, r := range results {
 		row(r)
-		sum.passed, sum.failed = append(sum.passed, r.passed...), append(sum.failed, r.failed...)
-		sum.skipped, sum.excepted, sum.took = sum.skipped+r.skipped, sum.excepted+r.excepted, sum.took+r.took
+		sum.Passed, sum.Failed = append(sum.Passed, r.Passed...), append(sum.Failed, r.Failed...)
+		sum.Skipped, sum.Excepted, sum.Took = sum.Skipped+r.Skipped, sum.Excepted+r.Excepted, sum.Took+r.Took
+		if r.Unfinished != "" {
+			sum.Unfinished = "see above"
+		}
 	}
 	row(sum)
 	return b.String()
@@ -197,37 +210,38 @@ func TestReadReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := readReport(path, func(s types.SpecReport) bool { return s.LeafNodeText == "excepted" })
-	if err != nil || !slices.Equal(r.passed, []string{"spec"}) || r.skipped != 1 || r.excepted != 1 ||
-		!slices.Equal(r.failed, []failure{{name: "spec", message: "no"}, {name: "spec", message: "late"}}) {
+	if err != nil || !slices.Equal(r.Passed, []string{"spec"}) || r.Skipped != 1 || r.Excepted != 1 ||
+		!slices.Equal(r.Failed, []failure{{Name: "spec", Message: "no"}, {Name: "spec", Message: "late"}}) {
 		t.Errorf("%+v %v", r, err)
 	}
 }
 
 // A spec that failed once has failed, whatever a second run says.
 func TestTable(t *testing.T) {
-	first := result{group: "node", passed: []string{"a"}, skipped: 3, excepted: 1, took: time.Minute,
-		failed: []failure{{name: "b", message: "no"}, {name: "c", message: "no"}, {name: "d", message: "no"}}}
-	first.diagnose(result{passed: []string{"b"}, failed: []failure{{name: "c", message: "never\nmore"}}})
-	if want := []failure{{"b", "no", "passed"}, {"c", "no", "never\nmore"}, {"d", "no", ""}}; !slices.Equal(first.failed, want) {
-		t.Errorf("got %q, want %q", first.failed, want)
+	first := result{Group: "node", Passed: []string{"a"}, Skipped: 3, Excepted: 1, Took: time.Minute,
+		Failed: []failure{{Name: "b", Message: "no"}, {Name: "c", Message: "no"}, {Name: "d", Message: "no"}}}
+	first.diagnose(result{Passed: []string{"b"}, Failed: []failure{{Name: "c", Message: "never\nmore"}}})
+	if want := []failure{{"b", "no", "passed"}, {"c", "no", "never\nmore"}, {"d", "no", ""}}; !slices.Equal(first.Failed, want) {
+		t.Errorf("got %q, want %q", first.Failed, want)
 	}
-	got := table([]result{first, {group: "apps", passed: []string{"e", "f"}, took: time.Second}})
+	got := table([]result{first, {Group: "apps", Passed: []string{"e", "f"}, Took: time.Second}, {Group: "cli", Passed: []string{"g"}, Unfinished: "killed"}})
 	want := `| group | passed | failed | of these, passed alone | not applicable | excepted | time |
 |---|---|---|---|---|---|---|
 | node | 1 | 3 | 1 | 3 | 1 | 1m0s |
 | apps | 2 | 0 | 0 | 0 | 0 | 1s |
-| all | 3 | 3 | 1 | 3 | 1 | 1m1s |
+| cli | 1 | 0 | 0 | 0 | 0 | not ended: killed |
+| all | 4 | 3 | 1 | 3 | 1 | not ended: see above |
 `
 	if got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
-	if got := firstLine(first.failed[1].alone) + ", " + firstLine(first.failed[2].alone); got != "never, didn't run" {
+	if got := firstLine(first.Failed[1].Alone) + ", " + firstLine(first.Failed[2].Alone); got != "never, didn't run" {
 		t.Error(got)
 	}
 }
 
 func TestToDiagnose(t *testing.T) {
-	r := result{failed: make([]failure, maxDiagnosed+1)}
+	r := result{Failed: make([]failure, maxDiagnosed+1)}
 	if got := r.toDiagnose(); len(got) != maxDiagnosed {
 		t.Errorf("%d specs run again", len(got))
 	}
@@ -236,18 +250,22 @@ func TestToDiagnose(t *testing.T) {
 	}
 }
 
-// A suite that was interrupted hasn't passed, also if no spec has failed until then.
+// A suite that was interrupted hasn't ended, whatever became of its specs until then.
 func TestReadReportOfInterruptedSuite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	nothing := func(types.SpecReport) bool { return false }
-	for text, want := range map[string][]failure{
-		`[{"SuiteSucceeded": false, "SpecialSuiteFailureReasons": ["Interrupted by User"]}]`: {{name: "the suite", message: "it didn't end: Interrupted by User"}},
-		`[{"SuiteSucceeded": true}]`: nil,
+	for text, want := range map[string]string{
+		`[{"SuiteSucceeded": false, "SpecialSuiteFailureReasons": ["Interrupted by User"]}]`: "Interrupted by User",
+		`[{"SuiteSucceeded": false, "SpecialSuiteFailureReasons": ["Suite Timeout Elapsed"],
+			"SpecReports": [{"LeafNodeType": "It", "LeafNodeText": "spec", "State": "failed"}]}]`: "Suite Timeout Elapsed",
+		`[{"SuiteSucceeded": false, "SpecReports": [{"LeafNodeType": "It", "LeafNodeText": "spec", "State": "interrupted"}]}]`: "it didn't end",
+		`[{"SuiteSucceeded": false, "SpecReports": [{"LeafNodeType": "It", "LeafNodeText": "spec", "State": "failed"}]}]`:      "",
+		`[{"SuiteSucceeded": true}]`: "",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if r, err := readReport(path, nothing); err != nil || !slices.Equal(r.failed, want) {
+		if r, err := readReport(path, nothing); err != nil || r.Unfinished != want {
 			t.Errorf("%s: %+v %v", text, r, err)
 		}
 	}
