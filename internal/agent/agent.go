@@ -105,7 +105,7 @@ func New(cfg Config) *Agent {
 	a := &Agent{
 		cfg:      cfg,
 		records:  journal.NewTable[record](cfg.Journal, "pod"),
-		probes:   probe.New(probe.NewExec(cfg.Containers.Exec)),
+		probes:   probe.New(probe.NewExec(cfg.Containers.Exec), cfg.Journal),
 		admitted: admission.NewLedger(cfg.Node),
 		Events:   event.NewLog(),
 		workers:  workers{byName: map[string]*worker{}, byUID: map[string]*worker{}},
@@ -118,7 +118,7 @@ func New(cfg Config) *Agent {
 // Load adopts the recorded pods and their sandboxes. It sets unreadable records aside and returns
 // their errors. It removes the agent's sandboxes that belong to no recorded pod.
 func (a *Agent) Load() []error {
-	bad := a.records.Load(func(uid string, rec record) error {
+	bad := append(a.probes.Load(), a.records.Load(func(uid string, rec record) error {
 		switch {
 		case rec.Pod == nil || string(rec.Pod.UID) != uid:
 			return errors.New("not the record of a pod")
@@ -128,7 +128,7 @@ func (a *Agent) Load() []error {
 		rec.anchor(time.Now())
 		a.workers.add(a.newWorker(rec))
 		return nil
-	})
+	})...)
 	for _, st := range a.cfg.Sandboxes.List() {
 		if st.Config.GetLabels()[Label] == "" {
 			continue
@@ -152,8 +152,12 @@ func (a *Agent) Load() []error {
 	}
 	a.capacityFreed() // a held resize may fit now
 	// A worker that has started may remove itself from a.workers at once.
-	for _, w := range slices.Collect(maps.Values(a.workers.byName)) {
+	workers := slices.Collect(maps.Values(a.workers.byName))
+	for _, w := range workers {
 		w.step() // publishes the state of the pod
+	}
+	a.probes.Loaded()
+	for _, w := range workers {
 		w.start()
 	}
 	return bad

@@ -245,6 +245,7 @@ var allowed = map[string][]string{
 	"internal/agent":                    {"internal/agent/idrange", "internal/agent/source", "internal/agent/view"},
 	"internal/trace/export":             {"internal/trace"},
 	"internal/agent/source/apiserver":   {"internal/agent/source"},
+	"internal/agent/probe":              {"internal/journal"},
 	"internal/agent/objects":            {"internal/agent/source"},
 	"internal/cluster/kubeletapi":       {"internal/stream"},
 	"internal/cri":                      {"internal/stream"},

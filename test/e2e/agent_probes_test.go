@@ -53,15 +53,28 @@ func TestReadinessProbe(t *testing.T) {
 	if p.Containers[0].Restarts != 0 || p.Phase != "Running" {
 		t.Errorf("the pod that became unready is %+v", p)
 	}
-	// A restarted huskd knows no results of probes, so it probes at once.
+	// What was ready before a restart of huskd is ready until its checks fail. What has started up
+	// isn't asked again whether it has.
 	w.sh("web", "echo x >/www/release")
 	w.eventually("web", "ready", isReady)
+	w.run(podOf("slow", only("command: "+shell("touch /tmp/new /tmp/ready; exec sleep 1000")+", startupProbe: {exec: {command: [test, -e, /tmp/new]}, periodSeconds: 1, failureThreshold: 1}, "+
+		"readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 3600}")))
+	w.eventually("slow", "ready", isReady)
+	w.sh("slow", "rm /tmp/new")
 	w.d.Kill()
 	w.d = w.Huskd()
-	if p := w.eventually("web", "ready after a restart of huskd", isReady); p.Containers[0].Restarts != 0 {
-		t.Errorf("the container was restarted: %+v", p)
+	for _, name := range []string{"web", "slow"} {
+		if p := w.pod(name); !p.Ready || p.Containers[0].Restarts != 0 {
+			t.Errorf("after a restart of huskd, pod %s is %+v", name, p)
+		}
 	}
-	w.remove("web")
+	// One that fails while huskd is down is soon unready, however long its probe's period is.
+	ready := fmt.Sprintf("/proc/%d/root/tmp/ready", w.pod("slow").Containers[0].Pid)
+	w.d.Kill()
+	w.Must("rm", ready)
+	w.d = w.Huskd()
+	w.eventually("slow", "unready", func(p listed) bool { return !p.Ready })
+	w.remove("web", "slow")
 	w.end()
 }
 

@@ -29,7 +29,7 @@ func BenchmarkFailed(b *testing.B) {
 		addr net.Addr
 	}{{"refused", closed.Addr()}, {"answers 500", server.Listener.Addr()}} {
 		b.Run(at.name, func(b *testing.B) {
-			p := New(func(context.Context, string, []string) (int, string, error) { return 0, "", nil })
+			p := New(func(context.Context, string, []string) (int, string, error) { return 0, "", nil }, openJournal(b))
 			b.Cleanup(p.Close)
 			_, port, _ := net.SplitHostPort(at.addr.String())
 			number, _ := strconv.Atoi(port)

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/journal"
 )
 
 // Run is a run of a container that has probes.
@@ -34,11 +35,15 @@ type Prober struct {
 	exec      Exec
 	execSlots chan struct{} // bounds the number of programs that run at the same time
 
+	records journal.Table[kept] // by run ID
+
 	mu    sync.Mutex
 	pods  map[string]map[string]*run          // by pod UID and run ID
 	tally map[string]map[string]*[kinds]Tally // by pod UID and container name
 	queue queue
-	wake  chan struct{}
+	// former is what Load has read, by run ID, of the runs that weren't watched since.
+	former map[string]kept
+	wake   chan struct{}
 
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -76,8 +81,12 @@ type run struct {
 	Watcher
 	progress [kinds]podplan.ProbeProgress
 	messages [kinds]string // of the last check of each kind, if it failed
-	ctx      context.Context
-	cancel   context.CancelFunc
+	kept     kept          // as recorded
+	// unconfirmed says that the run was ready before huskd's restart, and that no check has
+	// succeeded since.
+	unconfirmed bool
+	ctx         context.Context
+	cancel      context.CancelFunc
 }
 
 // scheduledProbe is a probe and its next time.
@@ -105,13 +114,15 @@ type Watcher struct {
 	Warned func(t Target, message string)
 }
 
-// New returns a prober without any pods.
-func New(exec Exec) *Prober {
+// New returns a prober without any pods. It keeps in the journal what a restart needs.
+func New(exec Exec, j *journal.Journal) *Prober {
 	p := &Prober{
 		exec:      exec,
+		records:   journal.NewTable[kept](j, "probe"),
 		execSlots: make(chan struct{}, execsPerCPU*runtime.NumCPU()),
 		pods:      map[string]map[string]*run{},
 		tally:     map[string]map[string]*[kinds]Tally{},
+		former:    map[string]kept{},
 		wake:      make(chan struct{}, 1),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -137,7 +148,7 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 		case known == nil:
 			known = p.start(pod, r, watcher)
 		case r.Ended:
-			known.cancel()
+			p.drop(known)
 		default:
 			known.Stopping = known.Stopping || r.Stopping
 		}
@@ -145,7 +156,7 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 		delete(before, r.ID)
 	}
 	for _, gone := range before {
-		gone.cancel()
+		p.drop(gone)
 	}
 	if p.pods[pod] = now; len(now) == 0 {
 		delete(p.pods, pod)
@@ -157,10 +168,11 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 func (p *Prober) start(pod string, r Run, watcher Watcher) *run {
 	known := &run{Run: r, Watcher: watcher, pod: pod}
 	known.ctx, known.cancel = context.WithCancel(p.ctx)
+	p.resume(known)
 	switch {
 	case r.Ended:
-		known.cancel()
-	case r.Container.StartupProbe != nil:
+		p.drop(known)
+	case r.Container.StartupProbe != nil && !known.kept.Started:
 		p.scheduleFirst(known, startup)
 	default:
 		p.scheduleFirst(known, liveness)
@@ -259,8 +271,7 @@ func (p *Prober) runProbe(t scheduledProbe) {
 	var err error
 	for range maxAttempts {
 		err = p.exec.check(t.run.ctx, t.run.Target, spec)
-		_, judged := errors.AsType[checkFailure](err)
-		if _, warned := errors.AsType[checkWarning](err); err == nil || judged || warned || t.run.ctx.Err() != nil {
+		if _, warned := errors.AsType[checkWarning](err); isJudged(err) || warned || t.run.ctx.Err() != nil {
 			break
 		}
 	}
@@ -285,12 +296,14 @@ func (p *Prober) record(t scheduledProbe, err error) {
 	r, spec := t.run, t.of(t.run.Container)
 	before, message := r.progress[t.kind], r.messages[t.kind]
 	progress, how := before, "failed"
-	if _, judged := errors.AsType[checkFailure](err); err == nil || judged {
+	if isJudged(err) {
 		progress = before.Add(spec, err == nil)
 	} else {
 		how = "could not be carried out"
 	}
 	r.progress[t.kind], r.messages[t.kind] = progress, ""
+	r.unconfirmed = r.unconfirmed && (t.kind != readiness || err != nil && progress.Verdict == podplan.Healthy)
+	p.keep(r)
 	if err != nil {
 		r.messages[t.kind] = fmt.Sprintf("%s probe %s: %v", t.kind, how, err)
 		r.Failed(r.Target, fmt.Sprintf("%s probe %s: %v", t.title(), how, err))
@@ -302,11 +315,17 @@ func (p *Prober) record(t scheduledProbe, err error) {
 	case t.kind != readiness && progress.Verdict == podplan.Failing:
 		// The container will be stopped. Its next run has its own probes.
 	default:
-		p.schedule(scheduledProbe{align(podplan.NextProbe(spec, t.at, time.Now())), r, t.kind})
+		p.schedule(scheduledProbe{t.next(err), r, t.kind})
 	}
 	if progress.Verdict != before.Verdict || message != r.messages[t.kind] {
 		r.Changed()
 	}
+}
+
+// isJudged reports whether a check with this error was carried out.
+func isJudged(err error) bool {
+	_, judged := errors.AsType[checkFailure](err)
+	return err == nil || judged
 }
 
 // tick is the distance between the times at which checks are repeated. Every wake-up of an idle

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/journal"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,6 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fixture is a prober in a synctest bubble. Its programs have the results that the test sets.
 type fixture struct {
 	*Prober
+	journal *journal.Journal
 	mu      sync.Mutex
 	began   time.Time
 	calls   []string          // run.program@second
@@ -31,10 +33,25 @@ type fixture struct {
 	failed  []string
 }
 
+func openJournal(t testing.TB) *journal.Journal {
+	t.Helper()
+	j, damage, err := journal.Open(t.TempDir())
+	if err != nil || len(damage) > 0 {
+		t.Fatal(err, damage)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j
+}
+
 func withFixture(t *testing.T, fn func(t *testing.T, c *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fixture{began: time.Now(), code: map[string]int{}, stuck: map[string]bool{}, errs: map[string]string{}}
-		c.Prober = New(c.run)
+		c.journal = openJournal(t)
+		c.Prober = New(c.run, c.journal)
 		fn(t, c)
 		c.Close()
 	})

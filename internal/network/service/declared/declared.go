@@ -61,7 +61,6 @@ type Config struct {
 type Services struct {
 	cfg     Config
 	records journal.Table[record]
-	served  journal.Table[string]
 	wake    chan struct{} // of capacity 1: nudges add up to one
 
 	// effective are the Services with what they got. It is read without mu, since agent and network
@@ -74,11 +73,6 @@ type Services struct {
 	declared  map[source.Kind]map[string]*declaration
 	addresses map[bool]*ipam.Allocator // by whether they are IPv6
 	last      *service.Changes         // all that there is, as Run or Start has last said it
-	// ready are the sandboxes of pods with probes that were ready when that was last known, by the
-	// pods' UIDs. The journal has them too.
-	ready map[string]string
-	// held are those of a former huskd's. They count until the pods' probes have answered.
-	held map[string]bool
 	// unselective is since when Services have no pods; zero once that was reported.
 	unselective map[string]time.Time
 }
@@ -134,9 +128,9 @@ type entry struct {
 // New returns an owner without Services. Load adds the recorded ones.
 func New(cfg Config) (*Services, error) {
 	s := &Services{
-		cfg: cfg, records: journal.NewTable[record](cfg.Journal, "service"), served: journal.NewTable[string](cfg.Journal, "served-pod"),
+		cfg: cfg, records: journal.NewTable[record](cfg.Journal, "service"),
 		wake: make(chan struct{}, 1), entries: map[string]*entry{}, declared: map[source.Kind]map[string]*declaration{},
-		addresses: map[bool]*ipam.Allocator{}, ready: map[string]string{}, held: map[string]bool{}, unselective: map[string]time.Time{},
+		addresses: map[bool]*ipam.Allocator{}, unselective: map[string]time.Time{},
 	}
 	for _, subnet := range cfg.Subnets {
 		a, err := ipam.New(ipam.DefaultQuarantine, subnet)
@@ -163,10 +157,7 @@ func (s *Services) Load() []error {
 		return nil
 	})
 	s.publish()
-	return append(bad, s.served.Load(func(uid, sandbox string) error {
-		s.ready[uid], s.held[uid] = sandbox, true
-		return nil
-	})...)
+	return bad
 }
 
 func newEntry(rec record) *entry {
@@ -270,7 +261,6 @@ func (s *Services) observe(now time.Time) (out service.Changes, next time.Durati
 	out = service.Changes{
 		Services: map[string]*service.Service{}, Slices: map[string]*service.Slice{}, Node: &service.Node{Name: s.cfg.Node},
 	}
-	selected := map[string]bool{} // UIDs of pods
 	for _, key := range slices.Sorted(maps.Keys(s.entries)) {
 		e := s.entries[key]
 		if e.Slice != nil {
@@ -283,10 +273,7 @@ func (s *Services) observe(now time.Time) (out service.Changes, next time.Durati
 		if len(e.Service.Spec.Selector) == 0 || e.Service.Spec.Type == corev1.ServiceTypeExternalName {
 			continue
 		}
-		chosen := endpoints.Select(e.effective, pods.all)
-		for _, p := range chosen {
-			selected[string(p.UID)] = true
-		}
+		chosen := endpoints.Select(e.effective, pods)
 		if wait := s.expectPods(key, len(chosen) > 0, now); wait > 0 && (next == 0 || wait < next) {
 			next = wait
 		}
@@ -294,7 +281,6 @@ func (s *Services) observe(now time.Time) (out service.Changes, next time.Durati
 			out.Slices[slice.Key()] = slice
 		}
 	}
-	s.remember(pods, selected)
 	return out, next
 }
 
