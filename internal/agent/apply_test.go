@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -336,5 +337,22 @@ func TestReplace(t *testing.T) {
 	h.apply(other)
 	if p, err := h.Get(string(other.UID)); err != nil || p.Manifest.Labels["a"] != "b" || h.names() != "web" {
 		t.Errorf("the pods are %s: %v", h.names(), err)
+	}
+}
+
+// A pod has the statuses of its containers before its worker has looked at anything.
+func TestListedBeforeItsFirstStep(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	p := podFrom(t, "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {initContainers: [{name: i, image: 'reg.test/none:1'}], containers: [{name: c, image: 'reg.test/none:2', imagePullPolicy: Never}]}\n")
+	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e", Image: "reg.test/none:3"}}}
+	status := h.newWorker(record{Pod: p, Want: podplan.Run}).published.pod().Status
+	want := "Pending i:reg.test/none:1:Waiting/PodInitializing c:reg.test/none:2:Waiting/PodInitializing e:reg.test/none:3:Waiting/PodInitializing"
+	got := string(status.Phase)
+	for _, c := range slices.Concat(status.Containers, status.Ephemeral) {
+		got += fmt.Sprintf(" %s:%s:%s/%s", c.Name, c.Image, c.State, c.Reason)
+	}
+	if got != want {
+		t.Errorf("got %s\nwant %s", got, want)
 	}
 }

@@ -56,7 +56,7 @@ func (a *Agent) newWorker(rec record) *worker {
 	}
 	w.stopper = &stopper{podState: s, prober: w.prober, tasks: w.tasks, deadlines: map[string]time.Time{}, hooks: map[string]*preStop{}}
 	w.resizer = &resizer{podState: s, tasks: w.tasks}
-	w.publish(podplan.Decision{Status: podplan.Status{Phase: podplan.PhasePending}}, snapshot{})
+	w.publish(podplan.Decision{Status: podplan.Initial(w.spec())}, snapshot{}) // it may be listed before its first step
 	return w
 }
 

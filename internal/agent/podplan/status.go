@@ -116,6 +116,19 @@ const (
 // exitKilled is the exit code of a process that was killed by SIGKILL.
 const exitKilled = 137
 
+// Initial returns the status of a pod before anything was found out about it: its containers wait,
+// and nothing has failed.
+func Initial(s Spec) Status {
+	p := reporter{view: newView(s, Observed{}, time.Time{})}
+	waiting := func(list []podContainer) (out []ContainerStatus) {
+		for _, c := range list {
+			out = append(out, ContainerStatus{Name: c.name, Image: c.Image, Init: c.init, State: Waiting, Reason: p.notStartedReason()})
+		}
+		return out
+	}
+	return Status{Phase: PhasePending, Containers: waiting(p.allContainers()), Ephemeral: waiting(p.ephemerals())}
+}
+
 // reporter derives the status of a pod after the decision.
 type reporter struct {
 	*view
