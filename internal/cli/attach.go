@@ -15,7 +15,7 @@ import (
 )
 
 func newAttach(a *app) *cobra.Command {
-	start := &huskv1.SessionStart{Stdin: true}
+	start, tty := &huskv1.SessionStart{}, true
 	cmd := &cobra.Command{
 		Use:                   "attach NAME [-c NAME]",
 		DisableFlagsInUseLine: true,
@@ -31,11 +31,10 @@ husk attach game -c server`,
 		ValidArgsFunction: a.completePod,
 	}
 	a.addContainer(cmd, &start.Container)
-	var given bool // attach connects what the container has, and so needs neither
-	cmd.Flags().BoolVarP(&given, "stdin", "i", true, "pass standard input, as far as the container takes it")
-	cmd.Flags().BoolVarP(&given, "tty", "t", true, "use the container's terminal, if it has one")
+	cmd.Flags().BoolVarP(&start.Stdin, "stdin", "i", true, "pass standard input, as far as the container takes it")
+	cmd.Flags().BoolVarP(&tty, "tty", "t", true, "use the container's terminal, if it has one")
 	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
-		start.Name, start.Tty = args[0], terminal.Is(a.in)
+		start.Name, start.Tty = args[0], tty && terminal.Is(a.in)
 		code, err := a.streams().Run(ctx, c.Attach, start)
 		if errors.Is(err, session.ErrDetached) {
 			_, _ = fmt.Fprintf(a.errs, "\ndetached: husk attach %s reattaches\n", start.Name)
