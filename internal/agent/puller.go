@@ -175,10 +175,15 @@ func (p *puller) progress() []image.Progress { return slices.Collect(maps.Values
 func (p *puller) state(name string) podplan.Image {
 	out := p.results[name]
 	out.State = podplan.ImageAbsent
-	if img, allowed, err := p.local(name, p.rec.Objects); err == nil && allowed {
+	switch img, allowed, err := p.local(name, p.rec.Objects); {
+	case err == nil && allowed:
 		out.State, out.Loaded = podplan.ImagePresent, len(img.Digests) == 0
-	} else if err == nil {
+	case err == nil:
 		out.State = podplan.ImageDenied
+	case image.CheckName(name) != nil && !errdefs.IsNotFound(err):
+		out.State, out.Problem = podplan.ImageMisnamed, err.Error()
+	case !errdefs.IsNotFound(err): // it may be the beginning of several IDs
+		out.State, out.Problem = podplan.ImageUnclear, err.Error()
 	}
 	if _, ok := p.pulls[name]; ok {
 		out.State = podplan.ImagePulling

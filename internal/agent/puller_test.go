@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/test/testimage"
 )
@@ -216,4 +217,30 @@ func TestPrivateImage(t *testing.T) {
 	}
 	try("a name that the administrator gave", "localhost/given:1", never, allowed)
 	try("the former name", tag, never, refused)
+}
+
+// A container whose image has a malformed name waits with the kubelet's reason and events, and
+// nothing is pulled, whatever the policy is.
+func TestMalformedImageName(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	for i, policy := range []corev1.PullPolicy{corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever} {
+		p := parse(t, fmt.Sprintf("p%d", i), "")
+		p.Spec.Containers[0].Image, p.Spec.Containers[0].ImagePullPolicy = "UPPER/:", policy
+		h.apply(p)
+		got := h.waitFor(string(p.UID), "refused", func(p Pod) bool { return p.Status.Reason == "InvalidImageName" && p.Status.SandboxReady })
+		if c := got.Status.Containers[0]; c.State != podplan.Waiting || !strings.Contains(c.Message, `image name "UPPER/:" is malformed: `) || !got.Status.Stuck {
+			t.Errorf("with policy %s: %+v", policy, got.Status)
+		}
+		var reasons []string
+		events, _, _ := h.Events.After(0)
+		for _, e := range events {
+			if e.UID == string(p.UID) && e.Container != "" {
+				reasons = append(reasons, e.Reason)
+			}
+		}
+		if got := strings.Join(reasons, " "); got != "InspectFailed Failed" {
+			t.Errorf("with policy %s, the events are %s", policy, got)
+		}
+	}
 }

@@ -21,6 +21,12 @@ func parseName(name string) (reference.Named, error) {
 	return named, nil
 }
 
+// CheckName returns an error if no image can have this name.
+func CheckName(name string) error {
+	_, err := parseName(name)
+	return err
+}
+
 // DockerHub is the registry that docker and containerd add to a name without one.
 const DockerHub = "docker.io"
 

@@ -167,6 +167,9 @@ func waiting(c podplan.ContainerStatus, pod, uid string, add func(container stri
 	case "ErrImageNeverPull":
 		add(c.Name, true, c.Reason, "Container image %q is not present with pull policy of Never", c.Image)
 		add(c.Name, true, "Failed", "Error: %s", c.Reason)
+	case "InvalidImageName", "ImageInspectError":
+		add(c.Name, true, "InspectFailed", "%s", c.Message)
+		add(c.Name, true, "Failed", "Error: %s", c.Reason)
 	case "ErrImagePull":
 		add(c.Name, true, "Failed", "Failed to pull image %q: %s", c.Image, c.Message)
 		add(c.Name, true, "Failed", "Error: %s", c.Reason)

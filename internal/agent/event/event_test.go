@@ -55,6 +55,8 @@ func TestDiff(t *testing.T) {
 		{pull("ErrImagePull"), pull("ImagePullBackOff"), "-a BackOff: Back-off pulling image \"x\"\n!a Failed: Error: ImagePullBackOff"},
 		{step("10s"), step("20s"), "-a BackOff: Back-off pulling image \"x\"\n!a Failed: Error: ImagePullBackOff"}, // which counts up
 		{of(podplan.PhasePending, waiting), pull("ErrImageNeverPull"), "!a ErrImageNeverPull: Container image \"x\" is not present with pull policy of Never\n!a Failed: Error: ErrImageNeverPull"},
+		{of(podplan.PhasePending, waiting), pull("InvalidImageName"), "!a InspectFailed: why\n!a Failed: Error: InvalidImageName"},
+		{of(podplan.PhasePending, waiting), pull("ImageInspectError"), "!a InspectFailed: why\n!a Failed: Error: ImageInspectError"},
 		{of(podplan.PhasePending, waiting), pull("ContainerCreating"), ""},
 		{of(podplan.PhasePending, waiting), pull("PodInitializing"), ""},
 		{of(podplan.PhasePending, waiting), pull("CreateContainerConfigError"), "!a Failed: Error: why"},

@@ -154,11 +154,17 @@ const (
 	// ImageDenied is an image that the node has, which the pod may not use before a pull shows that
 	// its registry lets it.
 	ImageDenied ImageState = "denied"
+	// ImageMisnamed is an image whose name none can have.
+	ImageMisnamed ImageState = "misnamed"
+	// ImageUnclear is an image of which the node can't tell whether it has it.
+	ImageUnclear ImageState = "unclear"
 )
 
 // Image is an image that the pod needs.
 type Image struct {
 	State ImageState
+	// Problem explains the states ImageMisnamed and ImageUnclear.
+	Problem string
 	// Loaded says that the image came from an archive and was never pulled.
 	Loaded bool
 	// Pulled is when it was last pulled for this pod; zero if it never was.

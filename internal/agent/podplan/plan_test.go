@@ -197,6 +197,34 @@ type planCase struct {
 	status                   string
 }
 
+// imageState gives an image a state, which can't be written as a word.
+func imageState(image string, state ImageState) func(*Spec, *Observed) {
+	return func(_ *Spec, o *Observed) { o.Images[image] = Image{State: state, Problem: "why"} }
+}
+
+// An image that can't be looked up isn't pulled. Its name can only be cured by a change.
+func TestImageLookupFailed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []planCase{
+		{name: "malformed name", containers: "a b", observed: "sb0", change: imageState("img-a:1", ImageMisnamed), actions: "start:b.0@sb0",
+			status: "Pending(InvalidImageName) a=Waiting/InvalidImageName b=Waiting/ContainerCreating"},
+		{name: "malformed name, no sandbox yet", containers: "a", change: imageState("img-a:1", ImageMisnamed), actions: "sandbox+0",
+			status: "Pending(InvalidImageName) a=Waiting/InvalidImageName"},
+		{name: "ambiguous", containers: "a", observed: "sb0", now: 1, next: 11, change: imageState("img-a:1", ImageUnclear),
+			status: "Pending(ImageInspectError) a=Waiting/ImageInspectError"},
+	} {
+		c.check(t)
+	}
+	for state, stuck := range map[ImageState]bool{ImageMisnamed: true, ImageUnclear: false} {
+		s := makeSpec(t, "Always", "a")
+		o := observe(t, s.Pod, "sb0")
+		imageState("img-a:1", state)(&s, &o)
+		if got := Plan(s, o, at(1)).Status; got.Stuck != stuck || got.Message != "why" {
+			t.Errorf("%s: %+v", state, got)
+		}
+	}
+}
+
 func (c planCase) check(t *testing.T) {
 	t.Helper()
 	if c.policy == "" {

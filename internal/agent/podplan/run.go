@@ -143,7 +143,10 @@ func (p *planner) ensureImage(c podContainer) bool {
 		since = runs[0].Started
 	}
 	switch {
-	case image.State == ImagePulling:
+	case image.State == ImagePulling, image.State == ImageMisnamed:
+		return false
+	case image.State == ImageUnclear:
+		p.wakeAt(p.now.Add(minDelay))
 		return false
 	case image.State == ImagePresent && (!image.alwaysPulled(c.ImagePullPolicy) || image.Pulled.After(since)):
 		return true

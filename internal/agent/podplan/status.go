@@ -85,6 +85,8 @@ const (
 	reasonPull        = "ErrImagePull"
 	reasonPullBackOff = "ImagePullBackOff"
 	reasonNeverPull   = "ErrImageNeverPull"
+	reasonImageName   = "InvalidImageName"
+	reasonInspect     = "ImageInspectError"
 	reasonCompleted   = "Completed"
 	reasonError       = "Error"
 	reasonOOM         = "OOMKilled"
@@ -173,7 +175,7 @@ func (p reporter) stuck(s Status) bool {
 		reason, _ := p.imageReason(c)
 		switch {
 		case cs.State != Waiting:
-		case reason == reasonNeverPull, reason != "" && p.o.Images[c.Image].Failure.Final:
+		case reason == reasonNeverPull, reason == reasonImageName, reason != "" && p.o.Images[c.Image].Failure.Final:
 			return true
 		case reason == "" && p.o.StartFailures[c.name].Final && p.o.StartFailures[c.name].At.Equal(p.backoffs[keyContainer(c.name)].Last):
 			return true
@@ -400,6 +402,10 @@ func (p reporter) imageReason(c podContainer) (reason, message string) {
 	switch {
 	case image.State == ImagePulling:
 		return "", ""
+	case image.State == ImageMisnamed:
+		return reasonImageName, image.Problem
+	case image.State == ImageUnclear:
+		return reasonInspect, image.Problem
 	case image.State == ImageDenied && c.ImagePullPolicy == corev1.PullNever:
 		return reasonNeverPull, fmt.Sprintf("image %s was pulled with a login that the pod doesn't have, and imagePullPolicy is Never: add the Secret that has it to imagePullSecrets", c.Image)
 	case image.State != ImagePresent && c.ImagePullPolicy == corev1.PullNever:
