@@ -33,6 +33,9 @@ type List struct {
 	// Item and List are empty objects of the types of the items and of the list.
 	Item Object
 	List runtime.Object
+	// Metadata says that the server sends the metadata only. Item and List are those of package
+	// metav1 then.
+	Metadata bool
 }
 
 func (l List) String() string {
@@ -135,7 +138,15 @@ func run[T Object, V any](ctx context.Context, client *Client, list List, c *Cac
 	c.succeeded = func() { answered(nil) }
 	request := func(o metav1.ListOptions) *rest.Request {
 		o.FieldSelector = list.Fields
-		return client.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
+		r := client.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
+		if list.Metadata {
+			kind := "PartialObjectMetadataList"
+			if o.Watch {
+				kind = "PartialObjectMetadata"
+			}
+			r.SetHeader("Accept", runtime.ContentTypeJSON+";as="+kind+";g=meta.k8s.io;v=v1")
+		}
+		return r
 	}
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (into runtime.Object, err error) {

@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -87,6 +88,7 @@ func kinds() *runtime.Scheme {
 		scheme.AddKnownTypes(of.version, of.types...)
 		metav1.AddToGroupVersion(scheme, of.version)
 	}
+	utilruntime.Must(metav1.AddMetaToScheme(scheme))
 	return scheme
 }
 

@@ -233,14 +233,29 @@ var kinds = map[string][2]string{
 	"endpointslices":         {"discovery.k8s.io/v1", "EndpointSliceList"},
 	"servicecidrs":           {"networking.k8s.io/v1", "ServiceCIDRList"},
 	"clusternetworkpolicies": {"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicyList"},
+	// Only their metadata are ever asked for.
+	"customresourcedefinitions": {"meta.k8s.io/v1", "PartialObjectMetadataList"},
 }
 
+// definitions is the list of definitions, whose names have those of the kinds.
+const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
 // SetMissing makes a kind, by the last element of the path of its lists, missing like one whose
-// definition isn't installed. Its watches end.
+// definition isn't installed, or brings it with its definition. Its watches end.
 func (s *Server) SetMissing(plural string, missing bool) {
+	group, _, _ := strings.Cut(kinds[plural][0], "/")
+	name := plural + "." + group
 	s.mu.Lock()
 	s.missing[plural] = missing
+	had := s.objects[definitions+" /"+name] != nil
 	s.mu.Unlock()
+	if !missing {
+		s.Put(definitions, &metav1.PartialObjectMetadata{
+			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: metav1.ObjectMeta{Name: name},
+		})
+	} else if had {
+		s.Remove(definitions, "", name)
+	}
 	s.http.CloseClientConnections()
 }
 

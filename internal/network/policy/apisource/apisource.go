@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/huskd/husk/internal/cluster"
@@ -33,7 +34,8 @@ type Source struct {
 	// Mistaken is called with the problems of each policy that has some, and with none once it has
 	// no more or is gone. It must not block.
 	Mistaken func(policy string, problems []accept.Problem)
-	// Recheck is how often to look whether the server has ClusterNetworkPolicies. It is 30 s if 0.
+	// Recheck is how often to look whether the server has ClusterNetworkPolicies, if this node can't
+	// watch their definition. It is 30 s if 0.
 	Recheck time.Duration
 	// Linger is how long to follow what policies select after the last policy is gone. It is a minute
 	// if 0.
@@ -50,7 +52,12 @@ var (
 	clusterList    = cluster.List{Path: "/apis/policy.networking.k8s.io/v1alpha2/" + clusterPlural, Item: &accept.ClusterNetworkPolicy{}, List: &accept.ClusterNetworkPolicyList{}}
 	namespaceList  = cluster.List{Path: "/api/v1/namespaces", Item: &corev1.Namespace{}, List: &corev1.NamespaceList{}}
 	nodeList       = cluster.List{Path: "/api/v1/nodes", Item: &corev1.Node{}, List: &corev1.NodeList{}}
-	podList        = cluster.List{Path: "/api/v1/pods", Fields: "status.phase!=Succeeded,status.phase!=Failed", Item: &corev1.Pod{}, List: &corev1.PodList{}}
+	// definitionList has the definition of ClusterNetworkPolicies. Its metadata change with its status.
+	definitionList = cluster.List{
+		Path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Fields: "metadata.name=" + clusterPlural + "." + accept.ClusterVersion.Group,
+		Item: &metav1.PartialObjectMetadata{}, List: &metav1.PartialObjectMetadataList{}, Metadata: true,
+	}
+	podList = cluster.List{Path: "/api/v1/pods", Fields: "status.phase!=Succeeded,status.phase!=Failed", Item: &corev1.Pod{}, List: &corev1.PodList{}}
 )
 
 // Run implements policy.Source.
@@ -99,6 +106,16 @@ const errorInterval = time.Second
 
 // recheck is the default of Source.Recheck.
 const recheck = 30 * time.Second
+
+// A server serves a kind soon after its definition, and stops soon after that is gone. It is asked
+// settleChecks times after a change, after firstSettle at first and then after twice the last wait.
+const (
+	firstSettle  = 250 * time.Millisecond
+	settleChecks = 8
+)
+
+// rewatch is when a node that may not watch the definition tries again.
+const rewatch = 10 * time.Minute
 
 // linger is the default of Source.Linger.
 const linger = time.Minute
@@ -324,39 +341,85 @@ func (r *run) followObjects(ctx context.Context) (stop func()) {
 }
 
 // followWhileServed follows ClusterNetworkPolicies as long as the server has them, until ctx ends.
-// Their definition may be installed at any time.
+// Their definition may be installed at any time. A node watches it: with thousands of nodes, asking
+// for what isn't there each half a minute, as one must that may not watch, is hundreds of requests a
+// second.
 func (r *run) followWhileServed(ctx context.Context) {
 	wait := cmp.Or(r.Recheck, recheck)
+	d := definition{changed: make(chan struct{}, 1), stop: func() {}}
 	var stop func() // nil if they aren't followed
-	for {
-		served, err := r.client.Serves(ctx, accept.ClusterVersion, clusterPlural)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil && stop == nil:
-			r.observe(clusterName, func() error { return err })
-			r.notify()
-		case err != nil: // what is followed may still be served
-		case served && stop == nil:
-			stop = r.followCluster(ctx)
-		case !served:
-			if stop != nil {
-				stop()
-				stop = nil
-			}
-			r.observe(clusterName, func() error { return nil })
-			r.add(clusterName, func(policy.Changes) {})
+	for checks := 0; ; checks++ {
+		next, watched := wait, d.watched(ctx, r.client)
+		if watched {
+			next = min(next, firstSettle<<min(checks, settleChecks))
 		}
-		next := wait
-		if err != nil {
-			next = min(next, errorInterval)
+		if !watched || checks < settleChecks {
+			served, err := r.client.Serves(ctx, accept.ClusterVersion, clusterPlural)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case err != nil && stop == nil:
+				r.observe(clusterName, func() error { return err })
+				r.notify()
+			case err != nil: // what is followed may still be served
+			case served && stop == nil:
+				stop = r.followCluster(ctx)
+			case !served:
+				if stop != nil {
+					stop()
+					stop = nil
+				}
+				r.observe(clusterName, func() error { return nil })
+				r.add(clusterName, func(policy.Changes) {})
+			}
+			if err != nil {
+				next, checks = min(next, errorInterval), -1
+			}
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-d.changed:
+			checks = -1
 		case <-time.After(next):
 		}
 	}
+}
+
+// definition watches the definition of ClusterNetworkPolicies.
+type definition struct {
+	changed chan struct{} // of capacity 1
+	cache   *cluster.Cache[string]
+	stop    func()
+	tried   time.Time // when the watch was last begun
+}
+
+// watched reports whether changes of the definition arrive. It begins to watch until ctx ends. A
+// watch that the server refuses is given up and tried again after a while.
+func (d *definition) watched(ctx context.Context, client *cluster.Client) bool {
+	if d.cache == nil && time.Since(d.tried) >= rewatch {
+		own, cancel := context.WithCancel(ctx)
+		d.stop, d.tried = cancel, time.Now()
+		d.cache = cluster.Follow(own, client, definitionList, cluster.Follower[*metav1.PartialObjectMetadata, string]{
+			Keep:  func(o *metav1.PartialObjectMetadata) (string, bool) { return o.ResourceVersion, true },
+			Equal: func(a, b string) bool { return a == b },
+			Changed: func(cluster.Difference[string]) {
+				select {
+				case d.changed <- struct{}{}:
+				default:
+				}
+			},
+		})
+	}
+	if d.cache == nil {
+		return false
+	}
+	err := d.cache.Err()
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		d.stop()
+		d.cache = nil
+	}
+	return err == nil && d.cache.Synced()
 }
 
 // followCluster follows ClusterNetworkPolicies until stop is called, which removes them all.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -310,6 +311,53 @@ func TestClusterNetworkPoliciesInstalledLater(t *testing.T) {
 		s.SetMissing(clusterPlural, true)
 	}
 	w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+}
+
+// TestMissingKindIsNotAskedFor: a server without ClusterNetworkPolicies isn't asked for them again
+// and again by a node that may watch their definition. It is by one that may not.
+func TestMissingKindIsNotAskedFor(t *testing.T) {
+	const recheck = 20 * time.Millisecond
+	for name, mayWatch := range map[string]bool{"may watch": true, "may not": false} {
+		t.Run(name, func(t *testing.T) {
+			s := clustertest.New(t)
+			s.SetMissing(clusterPlural, true)
+			s.Put(namespacedList.Path, namespacedPolicy("p"))
+			var asked, refused atomic.Int32
+			s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path == "/apis/policy.networking.k8s.io/v1alpha2" {
+					asked.Add(1)
+				}
+				if mayWatch || r.URL.Path != definitionList.Path {
+					return false
+				}
+				refused.Add(1)
+				clustertest.RespondError(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+				return true
+			})
+			w := &world{policies: map[string]*policy.Policy{}, labels: map[string]string{}, pods: map[string]string{}, nodes: map[string]string{}, problems: map[string]string{}}
+			runSource(t, s, w.update, w, recheck)
+			w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+			quiet := false
+			for range 20 {
+				before := asked.Load()
+				time.Sleep(10 * recheck)
+				if quiet = asked.Load() == before; quiet {
+					break
+				}
+			}
+			if quiet != mayWatch {
+				t.Errorf("the server was asked %d times, and is no longer: %t", asked.Load(), quiet)
+			}
+			if n := refused.Load(); n > 3 {
+				t.Errorf("a watch that is refused was tried %d times", n)
+			}
+			s.Put(clusterList.Path, clusterPolicy("c", "Admin"))
+			s.SetMissing(clusterPlural, false)
+			w.eventually(t, "[ClusterNetworkPolicy c NetworkPolicy n/p] map[] map[] map[]")
+			s.SetMissing(clusterPlural, true)
+			w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+		})
+	}
 }
 
 // TestWaits checks that nothing is said before everything is known, and that the reason is.
