@@ -15,7 +15,7 @@ import (
 
 // Capacity says how much of a cluster's node its pods may use.
 type Capacity struct {
-	MaxPods        int     `key:"max-pods" help:"maximum number of pods on the node"`
+	MaxPods        int     `key:"max-pods" help:"maximum number of pods on the node; 0 for 110 with a kubeconfig, as with a kubelet, and for 1000 without"`
 	KubeReserved   Amounts `key:"kube-reserved" help:"resources that pods can't request because huskd needs them: cpu, memory, ephemeral-storage and pid. In the file a table"`
 	SystemReserved Amounts `key:"system-reserved" help:"resources that pods can't request because the system needs them, likewise"`
 	EvictionHard   Amounts `key:"eviction-hard" help:"thresholds below which a pod is evicted at once: quantities or percentages by signal, which are memory.available, nodefs.available, nodefs.inodesFree, imagefs.available, imagefs.inodesFree and pid.available. Signals that aren't named keep the kubelet's thresholds; 0% turns one off. In the file a table"`
@@ -52,10 +52,27 @@ func (c *Capacity) Thresholds() ([]eviction.Threshold, error) {
 	return eviction.Parse(eviction.Settings{Hard: c.EvictionHard, Soft: c.EvictionSoft, SoftGrace: c.EvictionGrace, MinReclaim: c.MinReclaim})
 }
 
-func (c *Capacity) checkCapacity(bad func(key, format string, args ...any)) {
-	if c.MaxPods < 1 {
-		bad("max-pods", "%d: must be at least 1", c.MaxPods)
+// The defaults of max-pods. In a cluster it is the kubelet's, which schedulers and address ranges of
+// nodes are made for. On a lone node it only keeps a slip of the pen, such as too many replicas,
+// from taking the whole node: it is what huskd is measured with.
+const (
+	kubeletMaxPods = 110
+	loneMaxPods    = 1000
+)
+
+// setMaxPods sets the default of MaxPods.
+func (c *Config) setMaxPods(bad func(key, format string, args ...any)) {
+	switch {
+	case c.MaxPods < 0:
+		bad("max-pods", "%d: must be at least 0", c.MaxPods)
+	case c.MaxPods == 0 && c.Kubeconfig != "":
+		c.MaxPods = kubeletMaxPods
+	case c.MaxPods == 0:
+		c.MaxPods = loneMaxPods
 	}
+}
+
+func (c *Capacity) checkCapacity(bad func(key, format string, args ...any)) {
 	if c.SwapBehavior != noSwap && c.SwapBehavior != limitedSwap {
 		bad("memory-swap-behavior", "%q is neither %s nor %s", c.SwapBehavior, noSwap, limitedSwap)
 	}

@@ -22,7 +22,7 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("%v %v", cfg.EvictionHard, cfg.EvictionSoft)
 	}
 	for flag, want := range map[string]string{
-		"--max-pods=0":                         "max-pods: 0: must be at least 1",
+		"--max-pods=-1":                        "max-pods: -1: must be at least 0",
 		"--memory-swap-behavior=Unlimited":     "memory-swap-behavior: \"Unlimited\" is neither NoSwap nor LimitedSwap",
 		"--kube-reserved=cpu=x":                "kube-reserved: \"x\" is not a quantity of cpu",
 		"--system-reserved=gpu=1":              "system-reserved: \"gpu\" can't be reserved",
@@ -38,5 +38,25 @@ func TestCapacity(t *testing.T) {
 	if _, err := Parse([]string{"--config", file(t, "kube-reserved = 1\nsystem-reserved = {cpu = 1}\n")}, io.Discard); err == nil ||
 		!strings.Contains(err.Error(), "kube-reserved: must be a table") || !strings.Contains(err.Error(), "system-reserved: cpu must be a string") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestMaxPods checks that a node of a cluster runs as many pods as with a kubelet, and that a lone
+// one isn't bound by that.
+func TestMaxPods(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		want int
+	}{
+		{nil, 1000},
+		{[]string{"--kubeconfig", "/etc/husk/kubeconfig"}, 110},
+		{[]string{"--max-pods", "200"}, 200},
+		{[]string{"--kubeconfig", "/etc/husk/kubeconfig", "--max-pods", "200"}, 200},
+	} {
+		cfg, err := Parse(append([]string{"--config", "/dev/null"}, c.args...), io.Discard)
+		if err != nil || cfg.MaxPods != c.want {
+			t.Errorf("%q: %d, %v; want %d", c.args, cfg.MaxPods, err, c.want)
+		}
 	}
 }

@@ -72,7 +72,7 @@ func New() Config {
 		Sources:  Sources{WebSeconds: 20},
 		Disk:     kubeletDisk,
 		Shutdown: Shutdown{Grace: 30, GraceCritical: 10},
-		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
+		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{SwapBehavior: noSwap}},
 		Images:   Images{CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io", ImageVerify: access.Modes[0]},
 		PodNetwork: PodNetwork{
 			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true, ReplaceDisplaced: true,
@@ -352,6 +352,7 @@ func (c *Config) check() error {
 	}
 	c.checkSources(bad)
 	c.checkCluster(bad)
+	c.setMaxPods(bad)
 	c.checkDisk(bad)
 	c.Images.check(bad)
 	c.Shutdown.check(bad)

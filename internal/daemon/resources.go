@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/eviction"
 	"github.com/huskd/husk/internal/cgroup"
 	"github.com/huskd/husk/internal/cluster/capacity"
@@ -140,6 +141,20 @@ func (d *daemon) tasks() doctor.Tasks {
 			out.Own += sum
 		default:
 			out.Others += sum
+		}
+	}
+	return out
+}
+
+// room returns how many pods the agent runs, and how many max-pods keeps it from running.
+func (d *daemon) room() doctor.Room {
+	out := doctor.Room{Max: d.cfg.MaxPods}
+	for p := range d.agent.Views() {
+		switch {
+		case p.Status.Reason == admission.OutOf+string(corev1.ResourcePods):
+			out.Waiting++
+		case !p.Finished:
+			out.Pods++
 		}
 	}
 	return out

@@ -27,7 +27,7 @@ func TestNodeResources(t *testing.T) {
 	if err != nil || plain.allocatable.Cpu().Value() != 2 || plain.limits.Memory != 0 || plain.limits.Pids <= 0 {
 		t.Errorf("without a cluster: %+v, %v", plain, err)
 	}
-	cfg.Kubeconfig = "/etc/kubeconfig"
+	cfg.Kubeconfig, cfg.MaxPods = "/etc/kubeconfig", 110
 	cfg.SystemReserved = config.Amounts{"memory": "512Mi"}
 	r, err := newNodeResources(cfg, facts)
 	if err != nil {

@@ -43,6 +43,7 @@ type Host struct {
 	DNS   error
 	Names []string
 	Tasks Tasks
+	Room  Room
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
@@ -115,6 +116,7 @@ func (d *diagnosis) pods(h Host) {
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)
 	d.tasks(h.Tasks)
+	d.room(h.Room)
 	networks := h.CNI.Networks()
 	var err error
 	if networks.Err != nil || len(networks.Networks) > 0 {

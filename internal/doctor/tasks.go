@@ -31,3 +31,17 @@ func (d *diagnosis) tasks(t Tasks) {
 		d.add(name, warn, fmt.Sprintf("the kubelet's pods may have %d processes and threads, and the node %d", t.Others, t.Node), "reserve pid in the kubelet's systemReserved and enforce it, set its podPidsLimit, or raise kernel.pid_max and kernel.threads-max")
 	}
 }
+
+// Room is how many pods the node runs, may run, and has no room for, of those that it was given as
+// manifests or by an API server.
+type Room struct{ Pods, Max, Waiting int }
+
+// room checks that the node may run all its pods.
+func (d *diagnosis) room(r Room) {
+	const name = "number of pods"
+	if r.Waiting > 0 {
+		d.add(name, warn, fmt.Sprintf("%d pods wait, as the node runs at most %d", r.Waiting, r.Max), "raise max-pods in the configuration and restart huskd, or remove pods")
+		return
+	}
+	d.add(name, ok, fmt.Sprintf("%d of at most %d", r.Pods, r.Max), "")
+}

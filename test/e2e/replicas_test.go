@@ -25,6 +25,9 @@ func TestTooManyReplicas(t *testing.T) {
 		return ""
 	})
 	t.Logf("settled after %v:\n%s", time.Since(began), w.MustHusk("rollout", "status", "deployment/web"))
+	if r := w.Husk("doctor"); !strings.Contains(r.Stdout, " pods wait, as the node runs at most 6") {
+		t.Errorf("husk doctor doesn't say that pods wait:\n%s", r.Stdout)
+	}
 	w.eventually("other", "ready", isReady)
 	w.MustHusk("scale", "deployment/web", "0")
 	w.mustRun(podOf("later", "restartPolicy: Never, "+only("command: ['true']")))
