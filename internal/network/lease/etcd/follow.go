@@ -99,10 +99,8 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 			for _, e := range resp.Events {
 				if e.Type == clientv3.EventTypeDelete {
 					all.remove(string(e.Kv.Key))
-					if strings.HasPrefix(string(e.Kv.Key), s.prefix+nodesDir) && gone.lost(e.Kv.ModRevision) {
-						s.mu.Lock()
-						s.rewinds++
-						s.mu.Unlock()
+					if name, is := strings.CutPrefix(string(e.Kv.Key), s.prefix+nodesDir); is {
+						s.deletes(gone, e.Kv.ModRevision, name)
 					}
 					continue
 				}

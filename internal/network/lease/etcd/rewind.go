@@ -79,14 +79,22 @@ func (s *Store) check(ctx context.Context, client *clientv3.Client) error {
 	return nil
 }
 
-// deleted counts the nodes' records that were deleted in each revision. Nobody but who empties etcd
-// deletes several at once: a node that leaves deletes its own, and so does the end of its lease.
-type deleted map[int64]int
+// deleted is a node of which something was deleted, by revision.
+type deleted map[int64]string
 
-// lost reports whether a record that is deleted in a revision is the second one there.
-func (d deleted) lost(revision int64) bool {
-	d[revision]++
-	return d[revision] == 2
+// deletes takes note that something of a node was deleted in a revision. Nobody but who empties etcd
+// deletes something of several nodes at once: a node that leaves deletes its own, and so does the
+// end of its lease.
+func (s *Store) deletes(d deleted, revision int64, node string) {
+	if other, ok := d[revision]; ok && other != node && other != "" {
+		s.mu.Lock()
+		s.rewinds++
+		s.mu.Unlock()
+		node = "" // once is enough
+	} else if ok {
+		return
+	}
+	d[revision] = node
 }
 
 // Revive implements lease.Store.

@@ -61,7 +61,7 @@ func (w Workloads) Write(ctx context.Context, session claim.Session, values map[
 }
 
 // Follow implements exchange.Store.
-func (w Workloads) Follow(ctx context.Context, update func(all bool, set map[string]exchange.Entry, gone []string)) error {
+func (w Workloads) Follow(ctx context.Context, update func(exchange.Update)) error {
 	client, err := w.Store.connect()
 	if err != nil {
 		return err
@@ -78,15 +78,21 @@ func (w Workloads) Follow(ctx context.Context, update func(all bool, set map[str
 	}
 }
 
-func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update func(all bool, set map[string]exchange.Entry, gone []string)) error {
+func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update func(exchange.Update)) error {
 	s := w.Store
 	s.mu.Lock()
-	rewound := s.rewound
+	rewound, following := s.rewound, s.newest > 0
 	s.mu.Unlock()
+	tell := func(u exchange.Update) {
+		s.mu.Lock()
+		u.Rewinds = s.rewinds
+		s.mu.Unlock()
+		update(u)
+	}
 	prefix := s.prefix + workloadsDir
 	set, revision := map[string]exchange.Entry{}, int64(0)
 	if err := s.call(ctx, func(ctx context.Context, client *clientv3.Client) error {
-		resp, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(prefix, clientv3.WithPrefix())))
+		resp, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(s.prefix+settlingKey)))
 		if err != nil {
 			return err
 		}
@@ -94,14 +100,17 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 		for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
 			set[strings.TrimPrefix(string(kv.Key), prefix)] = exchange.Entry{Value: string(kv.Value), Session: sessionOf(kv.Lease)}
 		}
-		return nil
+		for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
+			s.told(kv, following)
+		}
+		return s.check(ctx, client)
 	}); err != nil {
 		return err
 	}
 	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	watch := client.Watch(watching, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
-	update(true, set, nil)
+	tell(exchange.Update{All: true, Set: set})
 	set = map[string]exchange.Entry{}
 	gone := map[string]bool{}
 	last := time.Now()
@@ -116,12 +125,15 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 				return errors.New("the watch has ended")
 			}
 			s.observed(resp.Header.Revision)
+			emptied := deleted{}
 			for _, e := range resp.Events {
 				key := strings.TrimPrefix(string(e.Kv.Key), prefix)
 				delete(set, key)
 				delete(gone, key)
 				if e.Type == clientv3.EventTypeDelete {
 					gone[key] = true
+					node, _, _ := strings.Cut(key, "/")
+					s.deletes(emptied, e.Kv.ModRevision, node)
 				} else {
 					set[key] = exchange.Entry{Value: string(e.Kv.Value), Session: sessionOf(e.Kv.Lease)}
 				}
@@ -134,7 +146,7 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 			for key := range gone {
 				keys = append(keys, key)
 			}
-			update(false, set, keys)
+			tell(exchange.Update{Set: set, Gone: keys})
 			set, gone = map[string]exchange.Entry{}, map[string]bool{}
 			last, due = time.Now(), nil
 		case <-rewound:

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/huskd/husk/internal/network/lease/claim"
@@ -157,4 +158,51 @@ func TestWorkloadsMany(t *testing.T) {
 		return len(b.others) == len(pods)
 	})
 	t.Logf("%d pods known after %v", len(pods), time.Since(began).Round(time.Millisecond))
+}
+
+// TestWorkloadsAreKept: what etcd has lost of the pods of a node that can't reach it is still known,
+// until another pod has their addresses. What a node removed meanwhile isn't there for long.
+func TestWorkloadsAreKept(t *testing.T) {
+	t.Parallel()
+	for name, empty := range map[string]func(*server){
+		"Wiped": (*server).wipe,
+		"Deleted": func(s *server) {
+			if _, err := s.client("", "").Delete(t.Context(), "/husk/", clientv3.WithPrefix()); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := start(t)
+			p := s.proxy()
+			cfg := etcd.Config{Endpoints: []string{s.url}}
+			web := &policy.Pod{Namespace: "shop", Name: "web", Labels: labels.Set{"app": "web"}, Addresses: []netip.Addr{netip.MustParseAddr("10.201.1.2")}}
+			db := &policy.Pod{Namespace: "shop", Name: "db", Labels: labels.Set{"app": "db"}, Addresses: []netip.Addr{netip.MustParseAddr("10.201.2.2")}}
+			away := tell(t, "a", etcd.Config{Endpoints: []string{p.url}}, web)
+			other, third := tell(t, "b", cfg), tell(t, "c", cfg, db)
+			away.knows("shop/db@capp=db [10.201.2.2] []")
+			both := []string{"shop/db@capp=db [10.201.2.2] []", "shop/web@aapp=web [10.201.1.2] []"}
+			other.knows(both...)
+			p.set(true)
+			empty(s)
+			client := s.client("", "")
+			eventually(t, "the other node's pod is in etcd again", func() bool {
+				other.mu.Lock()
+				known := slices.Clone(other.others)
+				other.mu.Unlock()
+				if !slices.Equal(known, both) {
+					t.Fatalf("node b knows %s", known)
+				}
+				resp, err := client.Get(t.Context(), "/husk/default/workloads/", clientv3.WithPrefix())
+				return err == nil && len(resp.Kvs) == 1
+			})
+			third.knows("shop/web@aapp=web [10.201.1.2] []")
+			// The address is another pod's now.
+			third.has(&policy.Pod{Namespace: "shop", Name: "db", Labels: labels.Set{"app": "db"}, Addresses: web.Addresses})
+			other.knows("shop/db@capp=db [10.201.1.2] []")
+			p.set(false)
+			other.knows("shop/db@capp=db [10.201.1.2] []", "shop/web@aapp=web [10.201.1.2] []")
+		})
+	}
 }

@@ -31,7 +31,17 @@ type Store interface {
 	Write(ctx context.Context, session claim.Session, values map[string]string, remove []string) error
 	// Follow calls update with all entries, and then with what changes, until ctx ends or the
 	// store can't be followed.
-	Follow(ctx context.Context, update func(all bool, set map[string]Entry, gone []string)) error
+	Follow(ctx context.Context, update func(Update)) error
+}
+
+// Update is what has changed in the store.
+type Update struct {
+	All  bool // Set has all entries
+	Set  map[string]Entry
+	Gone []string
+	// Rewinds counts how often the store is known to have lost something. If it has grown, what is
+	// missing or gone wasn't removed by anybody.
+	Rewinds int
 }
 
 // Entry is what the store has by a key.
@@ -63,16 +73,21 @@ type Exchange struct {
 	cfg  Config
 	wake chan struct{}
 
+	telling sync.Mutex // held while Others is called
+
 	mu     sync.Mutex                        // Invariant: guards the fields below.
 	known  bool                              // the store has answered
 	stored map[string]Entry                  // this node's entries in the store
 	others map[string]map[string]*policy.Pod // by node and key
-	warned bool                              // about pods that others aren't told of
+	doubts doubts                            // which of them
+	// rewinds is the last update's.
+	rewinds int
+	warned  bool // about pods that others aren't told of
 }
 
 // New returns an Exchange. Run starts it.
 func New(cfg Config) *Exchange {
-	return &Exchange{cfg: cfg, wake: make(chan struct{}, 1), stored: map[string]Entry{}, others: map[string]map[string]*policy.Pod{}}
+	return &Exchange{cfg: cfg, wake: make(chan struct{}, 1), stored: map[string]Entry{}, others: map[string]map[string]*policy.Pod{}, doubts: doubts{}}
 }
 
 // Changed says that this node's pods may have changed. It doesn't block.
@@ -92,6 +107,8 @@ func (e *Exchange) Run(ctx context.Context) error {
 	following.Go(func() { e.follow(ctx) })
 	defer following.Wait()
 	failures := 0
+	tick := time.NewTicker(lookTime)
+	defer tick.Stop()
 	for {
 		err := e.tell(ctx)
 		var retry <-chan time.Time
@@ -101,11 +118,17 @@ func (e *Exchange) Run(ctx context.Context) error {
 			failures++
 			retry = time.After(backoff.Wait(firstWait, failures, rand.Float64()))
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-e.wake:
-		case <-retry:
+		for waiting := true; waiting; {
+			waiting = false
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-e.wake:
+			case <-retry:
+			case now := <-tick.C:
+				e.look(now)
+				waiting = true
+			}
 		}
 	}
 }
@@ -114,9 +137,9 @@ func (e *Exchange) Run(ctx context.Context) error {
 func (e *Exchange) follow(ctx context.Context) {
 	failures, logged := 0, ""
 	for ctx.Err() == nil {
-		err := e.cfg.Store.Follow(ctx, func(all bool, set map[string]Entry, gone []string) {
+		err := e.cfg.Store.Follow(ctx, func(u Update) {
 			failures, logged = 0, ""
-			e.learn(all, set, gone)
+			e.learn(u, time.Now())
 		})
 		if ctx.Err() != nil {
 			return
@@ -134,25 +157,43 @@ func (e *Exchange) follow(ctx context.Context) {
 }
 
 // learn takes what the store has.
-func (e *Exchange) learn(all bool, set map[string]Entry, gone []string) {
+func (e *Exchange) learn(u Update, now time.Time) {
+	e.telling.Lock()
+	defer e.telling.Unlock()
 	e.mu.Lock()
-	if all {
+	lost := u.Rewinds > e.rewinds
+	e.rewinds = u.Rewinds
+	if u.All {
+		before := e.others
 		e.stored, e.others, e.known = map[string]Entry{}, map[string]map[string]*policy.Pod{}, true
+		if lost {
+			e.others = before
+			for _, of := range before {
+				for key := range of {
+					e.doubts.lose(key, now)
+				}
+			}
+		} else {
+			clear(e.doubts)
+		}
 	}
-	news := all
-	for key, entry := range set {
+	news := u.All
+	for key, entry := range u.Set {
 		node, _, _ := strings.Cut(key, "/")
 		if node == e.cfg.Node {
 			e.stored[key] = entry
 			continue
 		}
 		p, err := parse(key, entry.Value, e.cfg.Subnets)
+		for _, wrong := range e.doubts.told(key, p, e.others, now) {
+			e.remove(wrong)
+		}
 		if err == nil && e.others[node][key] == nil && len(e.others[node]) >= maxPods {
 			err = fmt.Errorf("node %s has more than %d pods", node, maxPods)
 		}
 		if err != nil {
 			e.cfg.Log.Warn("network policy: what another node says of a pod can't be used", "key", fmt.Sprintf("%.200q", key), "error", err)
-			delete(e.others[node], key)
+			e.remove(key)
 		} else {
 			if e.others[node] == nil {
 				e.others[node] = map[string]*policy.Pod{}
@@ -161,25 +202,56 @@ func (e *Exchange) learn(all bool, set map[string]Entry, gone []string) {
 		}
 		news = true
 	}
-	for _, key := range gone {
+	for _, key := range u.Gone {
 		node, _, _ := strings.Cut(key, "/")
-		if node == e.cfg.Node {
+		switch {
+		case node == e.cfg.Node:
 			delete(e.stored, key)
-			continue
+		case lost:
+			e.doubts.lose(key, now)
+		default:
+			e.remove(key)
+			news = true
 		}
-		delete(e.others[node], key)
-		if len(e.others[node]) == 0 {
-			delete(e.others, node)
-		}
-		news = true
 	}
-	var others []*policy.Pod
-	for _, of := range e.others {
-		others = slices.AppendSeq(others, maps.Values(of))
-	}
+	others := e.all()
 	e.mu.Unlock()
 	e.Changed() // what this node tells may have been lost
 	if news {
+		e.cfg.Others(others)
+	}
+}
+
+// remove removes another node's pod. The caller holds e.mu.
+func (e *Exchange) remove(key string) {
+	node, _, _ := strings.Cut(key, "/")
+	delete(e.doubts, key)
+	delete(e.others[node], key)
+	if len(e.others[node]) == 0 {
+		delete(e.others, node)
+	}
+}
+
+// all returns the pods of the other nodes. The caller holds e.mu.
+func (e *Exchange) all() (others []*policy.Pod) {
+	for _, of := range e.others {
+		others = slices.AppendSeq(others, maps.Values(of))
+	}
+	return others
+}
+
+// look removes pods that the store has lost and that aren't believed to be there any more.
+func (e *Exchange) look(now time.Time) {
+	e.telling.Lock()
+	defer e.telling.Unlock()
+	e.mu.Lock()
+	due := e.doubts.due(now)
+	for _, key := range due {
+		e.remove(key)
+	}
+	others := e.all()
+	e.mu.Unlock()
+	if len(due) > 0 {
 		e.cfg.Others(others)
 	}
 }
