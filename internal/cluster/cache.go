@@ -75,9 +75,9 @@ type Difference[V any] struct {
 }
 
 // firstRetry is the first wait before a list or watch that the server has refused is repeated. A
-// request that can't reach the server waits in outage instead. The first wait is short because the server's Node
-// authorizer denies the secrets of a new pod until it has learned of the pod, about when the node
-// does.
+// request that can't reach the server waits in outage instead. The first wait is short because the
+// server's Node authorizer denies the secrets of a new pod until it has learned of the pod, about
+// when the node does.
 const firstRetry = 50 * time.Millisecond
 
 // Watch keeps a cache of a list up to date until ctx ends. It calls changed, which must not block,

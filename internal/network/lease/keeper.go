@@ -226,8 +226,8 @@ func (k *Keeper) do(ctx context.Context, a claim.Action) {
 	k.changed = true
 }
 
-// restore writes the record and the blocks of another node into the store, bound to the session that
-// the node knows as its own.
+// restore writes the record and the blocks of another node into the store, bound to the session
+// that the node knows as its own.
 func (k *Keeper) restore(ctx context.Context, a claim.Action) error {
 	if err := k.cfg.Store.Revive(ctx, a.Session); err != nil {
 		return err

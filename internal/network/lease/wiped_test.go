@@ -142,8 +142,8 @@ func TestWipedAndLeft(t *testing.T) {
 	})
 }
 
-// TestWipedAway: nothing of what a node registers again is missing in between, whether or not others
-// have written it into the store meanwhile, and whether or not huskd was restarted.
+// TestWipedAway: nothing of what a node registers again is missing in between, whether or not
+// others have written it into the store meanwhile, and whether or not huskd was restarted.
 func TestWipedAway(t *testing.T) {
 	for name, back := range map[string]func(*simNode){
 		"Node":       nil,

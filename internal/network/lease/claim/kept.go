@@ -15,16 +15,16 @@ import (
 type kept struct {
 	record Record
 	blocks []netip.Prefix // those that are neither bound to the node's session again nor another's
-	// until is when the session ends at the latest, had it been prolonged just before.
+	// until is when the session would end at the latest.
 	until time.Duration
 	// restoreAt is when to write it into the store, unless the node has done so; 0 if never.
 	restoreAt time.Duration
-	// registered is when the node had another session; 0 if it has none. Then its blocks are its own
-	// business, and kept only while it claims them again.
+	// registered is when the node had another session; 0 if it has none. Then its blocks are its
+	// own business, and kept only while it claims them again.
 	registered time.Duration
 	name       string // by which it has registered
-	// there means that its record is in the store, as others have written it there. When it goes again,
-	// it was deleted.
+	// there means that its record is in the store, as others have written it there. When it goes
+	// again, it was deleted.
 	there bool
 }
 
@@ -43,56 +43,56 @@ type memory struct {
 	heard time.Duration // when the store is known to have had what is in the snapshot
 }
 
-// remember keeps what a snapshot has lost since the last one. What is no longer there after a TTL
-// without the store may have ended.
-func (s *State) remember(next Snapshot, now time.Duration) {
-	if !s.known || next.Rewinds <= s.snap.Rewinds || now >= s.heard+s.ttl {
+// remember keeps what a snapshot has lost since the last one, whose blocks are given by session.
+// The node itself is left out. What is no longer there after a TTL without the store may have
+// ended.
+func (m *memory) remember(node string, last, next Snapshot, bound map[Session][]netip.Prefix, now, ttl time.Duration) {
+	if next.Rewinds <= last.Rewinds || now >= m.heard+ttl {
 		return
 	}
 	restoreAt := func(name string) time.Duration {
-		return now + restoreAfter + time.Duration(spread(s.cfg.Node+name, 0)*float64(restoreWithin))
+		return now + restoreAfter + time.Duration(spread(node+name, 0)*float64(restoreWithin))
 	}
 	before := map[string]bool{}
-	for i := range s.kept {
-		if k := &s.kept[i]; k.registered == 0 {
+	for i := range m.kept {
+		if k := &m.kept[i]; k.registered == 0 {
 			before[k.name], k.restoreAt, k.there = true, restoreAt(k.name), false
 		}
 	}
 	claims := bySession(next.Claims)
-	for _, r := range s.snap.Records {
+	for _, r := range last.Records {
 		name := r.Node.Name
-		if name == s.cfg.Node || before[name] {
+		if name == node || before[name] {
 			continue
 		}
 		missing := func(b netip.Prefix) bool { return !slices.Contains(claims[r.Session], b) }
-		i, ok := next.find(name)
-		if ok && next.Records[i].Session == r.Session && !slices.ContainsFunc(s.bound[r.Session], missing) {
+		if is := next.record(name); is != nil && is.Session == r.Session && !slices.ContainsFunc(bound[r.Session], missing) {
 			continue
 		}
-		s.kept = append(s.kept, kept{record: *r, blocks: s.bound[r.Session], until: now + s.ttl, restoreAt: restoreAt(name), name: name})
+		m.kept = append(m.kept, kept{record: *r, blocks: bound[r.Session], until: now + ttl, restoreAt: restoreAt(name), name: name})
 	}
 }
 
 // forget drops what needn't be kept any more.
-func (s *State) forget(now time.Duration) {
-	if len(s.kept) == 0 {
+func (m *memory) forget(snap Snapshot, now time.Duration) {
+	if len(m.kept) == 0 {
 		return
 	}
-	taken := make(map[netip.Prefix]bool, len(s.snap.Claims))
-	for _, c := range s.snap.Claims {
+	taken := make(map[netip.Prefix]bool, len(snap.Claims))
+	for _, c := range snap.Claims {
 		taken[c.Block] = true
 	}
 	at := map[netip.Addr]*Record{}
-	for _, r := range s.snap.Records {
+	for _, r := range snap.Records {
 		for _, a := range r.Node.Addresses {
 			at[a] = r
 		}
 	}
-	s.kept = slices.DeleteFunc(s.kept, func(k kept) bool { return now >= k.until })
-	for i := range s.kept {
-		k := &s.kept[i]
+	m.kept = slices.DeleteFunc(m.kept, func(k kept) bool { return now >= k.until })
+	for i := range m.kept {
+		k := &m.kept[i]
 		k.blocks = slices.DeleteFunc(slices.Clone(k.blocks), func(b netip.Prefix) bool { return taken[b] })
-		r := s.present(k.record.Node.Name)
+		r := snap.record(k.record.Node.Name)
 		for _, a := range k.record.Node.Addresses {
 			if r == nil {
 				r = at[a] // it has another name
@@ -102,33 +102,33 @@ func (s *State) forget(now time.Duration) {
 			k.registered, k.name, k.restoreAt = now, r.Node.Name, 0
 		}
 	}
-	s.kept = slices.DeleteFunc(s.kept, func(k kept) bool {
-		there := s.present(k.name) != nil
+	m.kept = slices.DeleteFunc(m.kept, func(k kept) bool {
+		there := snap.record(k.name) != nil
 		return there && len(k.blocks) == 0 || !there && k.there || k.registered > 0 && now >= k.registered+claimTime
 	})
-	for i := range s.kept {
-		s.kept[i].there = s.present(s.kept[i].name) != nil
+	for i := range m.kept {
+		m.kept[i].there = snap.record(m.kept[i].name) != nil
 	}
 }
 
-// present returns the record of a name in the store; nil if there is none.
-func (s *State) present(name string) *Record {
-	if i, ok := s.snap.find(name); ok {
-		return s.snap.Records[i]
+// record returns the record of a name; nil if there is none.
+func (s *Snapshot) record(name string) *Record {
+	if i, ok := s.find(name); ok {
+		return s.Records[i]
 	}
 	return nil
 }
 
 // restore returns how to write something into the store that it has lost, if it is time for that,
 // and otherwise when it is; 0 is never.
-func (s *State) restore(now time.Duration) Action {
+func (m *memory) restore(snap Snapshot, now time.Duration) Action {
 	var next Action
-	for _, k := range s.kept {
+	for _, k := range m.kept {
 		switch {
 		case k.restoreAt == 0:
 		case now >= k.restoreAt:
 			a := Action{Do: Restore, Session: k.record.Session, Record: k.record.Node, Blocks: k.blocks}
-			if r := s.present(k.record.Node.Name); r != nil {
+			if r := snap.record(k.record.Node.Name); r != nil {
 				a.Revision = r.Revision
 			}
 			return a
@@ -145,15 +145,15 @@ func (s *State) Restored(a Action, now time.Duration, err error) {
 	if answer := errors.Is(err, ErrConflict) || errors.Is(err, ErrLost) || errors.As(err, &taken); !answer && s.failed(now, err) {
 		return
 	}
-	for i := range s.kept {
-		if k := &s.kept[i]; k.record.Node.Name == a.Record.Name {
+	for i := range s.memory.kept {
+		if k := &s.memory.kept[i]; k.record.Node.Name == a.Record.Name {
 			k.restoreAt = 0
 		}
 	}
 }
 
-// keptBlocks returns the blocks that nodes have besides those in the store, by the nodes' names.
-func (m *memory) keptBlocks() map[string][]netip.Prefix {
+// blocks returns the blocks that nodes have besides those in the store, by the nodes' names.
+func (m *memory) blocks() map[string][]netip.Prefix {
 	if len(m.kept) == 0 {
 		return nil
 	}
@@ -165,15 +165,15 @@ func (m *memory) keptBlocks() map[string][]netip.Prefix {
 }
 
 // records returns the records of the snapshot and those that are kept, in the order of their names.
-func (s *State) records() []*Record {
-	out := s.snap.Records
-	for i := range s.kept {
-		if k := &s.kept[i]; k.registered == 0 && s.present(k.name) == nil {
+func (m *memory) records(snap Snapshot) []*Record {
+	out := snap.Records
+	for i := range m.kept {
+		if k := &m.kept[i]; k.registered == 0 && snap.record(k.name) == nil {
 			record := k.record
 			out = append(slices.Clip(out), &record)
 		}
 	}
-	if len(out) > len(s.snap.Records) {
+	if len(out) > len(snap.Records) {
 		slices.SortFunc(out, func(a, b *Record) int { return cmp.Compare(a.Node.Name, b.Node.Name) })
 	}
 	return out
@@ -181,11 +181,11 @@ func (s *State) records() []*Record {
 
 // loss says that the store has lost something and what follows. It is the same line until it loses
 // something again, and empty once nothing is kept any more.
-func (s *State) loss() string {
-	if len(s.kept) == 0 {
+func (m *memory) loss(store string) string {
+	if len(m.kept) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s had lost what nodes wrote into it: the nodes and blocks that were known stay in force until they are there again, or their leases would have ended", s.cfg.Store)
+	return fmt.Sprintf("%s had lost what nodes wrote into it: the nodes and blocks that were known stay in force until they are there again, or their leases would have ended", store)
 }
 
 // withKept returns the blocks of a node together with those that are kept for it.

@@ -44,10 +44,10 @@ type State struct {
 
 	term
 	calls
-	memory
-	own  blocks
-	lost []Claim // blocks that were this node's, with the new holder
-	told int     // calls of Used
+	memory memory
+	own    blocks
+	lost   []Claim // blocks that were this node's, with the new holder
+	told   int     // calls of Used
 	// used are the blocks of which pods have addresses: the node's own, those that it has lost, and
 	// those around addresses from before it had blocks.
 	used []netip.Prefix
@@ -115,7 +115,7 @@ func New(cfg Config, saved Saved, now Instant) *State {
 // Copy returns a copy, which the original doesn't change.
 func (s *State) Copy() *State {
 	c := *s
-	c.own, c.lost, c.kept = slices.Clone(s.own), slices.Clone(s.lost), slices.Clone(s.kept)
+	c.own, c.lost, c.memory.kept = slices.Clone(s.own), slices.Clone(s.lost), slices.Clone(s.memory.kept)
 	if s.former != nil {
 		f := *s.former
 		c.former = &f
@@ -205,7 +205,7 @@ func (s *State) Next(now time.Duration) Action {
 	} else if a := s.claimNext(); a.Do != Wait {
 		return a
 	}
-	restore := s.restore(now)
+	restore := s.memory.restore(s.snap, now)
 	if restore.Do != Wait {
 		return restore
 	}
@@ -290,7 +290,7 @@ func (s *State) taken() []netip.Prefix {
 	for _, c := range s.snap.Claims {
 		out = append(out, c.Block)
 	}
-	for _, k := range s.kept {
+	for _, k := range s.memory.kept {
 		out = append(out, k.blocks...)
 	}
 	for _, o := range s.own {
@@ -318,12 +318,14 @@ func shareAddress(a, b []netip.Addr) bool {
 
 // Snapshot sets what the store has. It may be older than the latest answers.
 func (s *State) Snapshot(snap Snapshot, now time.Duration) {
-	s.remember(snap, now)
+	if s.known {
+		s.memory.remember(s.cfg.Node, s.snap, snap, s.bound, now, s.ttl)
+	}
 	if !slices.Equal(snap.Claims, s.snap.Claims) {
 		s.bound = bySession(snap.Claims)
 	}
-	s.snap, s.known, s.conflict, s.unfollowed, s.heard = snap, true, false, "", now
-	s.forget(now)
+	s.snap, s.known, s.conflict, s.unfollowed, s.memory.heard = snap, true, false, "", now
+	s.memory.forget(snap, now)
 	s.identify()
 	s.own = s.own.adopt(s.used, s.cfg.Pool, s.taken())
 	if _, written := s.written(); s.joined && !written {
@@ -431,7 +433,7 @@ func (s *State) Kept(sent Instant, answered time.Duration, kept Kept, err error)
 	}
 	began := s.session == ""
 	if !began {
-		s.heard = sent.Boot
+		s.memory.heard = sent.Boot
 	}
 	s.session, s.sent, s.ttl = kept.Session, sent, kept.TTL
 	s.until = s.Fence(sent.Boot, answered, kept.TTL)

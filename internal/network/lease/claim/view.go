@@ -22,7 +22,7 @@ func (s *State) View(last []*peer.Node) (peer.View, bool) {
 			v.Blocks = append(v.Blocks, o.block)
 		}
 	}
-	records, kept := s.records(), s.keptBlocks()
+	records, kept := s.memory.records(s.snap), s.memory.blocks()
 	v.Peers = make([]*peer.Node, 0, len(records))
 	for _, r := range records {
 		if r.Node.Name == s.cfg.Node {
@@ -44,7 +44,7 @@ func (s *State) View(last []*peer.Node) (peer.View, bool) {
 		changed.Blocks = slices.Clone(n.Blocks) // of an array of all blocks, which needn't stay
 		v.Peers = append(v.Peers, &changed)
 	}
-	v.Notes, v.Loss = slices.Concat(s.notes(), s.snap.Notes), s.loss()
+	v.Notes, v.Loss = slices.Concat(s.notes(), s.snap.Notes), s.memory.loss(s.cfg.Store)
 	return v, true
 }
 

@@ -64,19 +64,13 @@ type Store struct {
 	tls     *tls.Config
 
 	connections connections
+	losses      losses
 
 	mu      sync.Mutex // Invariant: guards the fields below.
 	client  *clientv3.Client
 	closed  bool
-	newest  int64         // the highest revision that any answer had
-	rewound chan struct{} // closed when etcd turns out to have lost something
-	rewinds int           // how often that was so
-	// unsettled means that the other nodes must be told of that, and settling is the lease of what told
-	// them the last time.
-	unsettled bool
-	settling  int64
-	cause     error         // why the last call over the network failed
-	session   claim.Session // the last one that was prolonged
+	cause   error         // why the last call over the network failed
+	session claim.Session // the last one that was prolonged
 }
 
 var validCluster = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
@@ -90,7 +84,7 @@ func New(cfg Config) (*Store, error) {
 	if cfg.TTL < 2*time.Second {
 		return nil, fmt.Errorf("etcd leases of %v: at least 2s", cfg.TTL)
 	}
-	s := &Store{cfg: cfg, prefix: "/husk/" + cfg.Cluster + "/", rewound: make(chan struct{})}
+	s := &Store{cfg: cfg, prefix: "/husk/" + cfg.Cluster + "/", losses: losses{found: make(chan struct{})}}
 	scheme := ""
 	for _, e := range cfg.Endpoints {
 		u, err := url.Parse(e)
@@ -210,32 +204,15 @@ func (s *Store) call(ctx context.Context, f func(context.Context, *clientv3.Clie
 // commit commits a transaction. Answers with an older revision than those before mean that etcd was
 // restored from a backup.
 func (s *Store) commit(ctx context.Context, client *clientv3.Client, txn clientv3.Txn) (*clientv3.TxnResponse, error) {
-	s.mu.Lock()
-	before := s.newest
-	s.mu.Unlock()
+	before := s.losses.revision()
 	resp, err := txn.Commit()
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	now := resp.Header.Revision
-	if s.newest = max(s.newest, now); now < before {
-		s.newest, s.unsettled = now, true
-		s.rewind()
-	}
-	settle := s.unsettled
-	s.mu.Unlock()
-	if settle {
+	if s.losses.answered(before, resp.Header.Revision) {
 		return resp, s.settle(ctx, client)
 	}
 	return resp, nil
-}
-
-// observed takes note of a revision that etcd had.
-func (s *Store) observed(revision int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.newest = max(s.newest, revision)
 }
 
 func leaseID(session claim.Session) (clientv3.LeaseID, error) {

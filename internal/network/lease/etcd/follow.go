@@ -49,9 +49,7 @@ func (s *Store) Follow(ctx context.Context, update func(claim.Snapshot)) error {
 
 // follow reads everything and watches for changes.
 func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func(claim.Snapshot)) error {
-	s.mu.Lock()
-	rewound, following := s.rewound, s.newest > 0
-	s.mu.Unlock()
+	_, lost, following := s.losses.sofar()
 	end := s.prefix + workloadsDir
 	if s.flannel {
 		end = clientv3.GetPrefixRangeEnd(s.prefix)
@@ -67,7 +65,7 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 		for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
 			all.put(kv)
 			if string(kv.Key) == s.prefix+settlingKey {
-				s.told(kv, following)
+				s.losses.told(kv, following)
 			}
 		}
 		return s.check(ctx, client)
@@ -78,7 +76,7 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	watch := client.Watch(watching, s.prefix, clientv3.WithRange(end), clientv3.WithRev(revision+1))
-	snapshot, err := s.snapshot(&all)
+	snapshot, err := all.snapshot(&s.losses)
 	if err != nil {
 		return err
 	}
@@ -94,31 +92,31 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 			if !ok {
 				return errors.New("the watch has ended")
 			}
-			s.observed(resp.Header.Revision)
+			s.losses.observed(resp.Header.Revision)
 			gone := deleted{}
 			for _, e := range resp.Events {
 				if e.Type == clientv3.EventTypeDelete {
 					all.remove(string(e.Kv.Key))
 					if name, is := strings.CutPrefix(string(e.Kv.Key), s.prefix+nodesDir); is {
-						s.deletes(gone, e.Kv.ModRevision, name)
+						s.losses.deletes(gone, e.Kv.ModRevision, name)
 					}
 					continue
 				}
 				all.put(e.Kv)
 				if string(e.Kv.Key) == s.prefix+settlingKey {
-					s.told(e.Kv, true)
+					s.losses.told(e.Kv, true)
 				}
 			}
 			if due == nil && len(resp.Events) > 0 {
 				due = time.After(max(0, gather-time.Since(last)))
 			}
 		case <-due:
-			if snapshot, err = s.snapshot(&all); err != nil {
+			if snapshot, err = all.snapshot(&s.losses); err != nil {
 				return err
 			}
 			update(snapshot)
 			last, due = time.Now(), nil
-		case <-rewound:
+		case <-lost:
 			return errors.New("it lost its latest changes, as after a restore from a backup: all nodes claim their blocks again")
 		case <-ctx.Done():
 			return ctx.Err()
@@ -140,15 +138,6 @@ func (s *Store) checkConnections(ctx context.Context, client *clientv3.Client) {
 			})
 		}
 	}
-}
-
-// snapshot returns the content as it is now. An error says that the last one must stay in force.
-func (s *Store) snapshot(c *content) (claim.Snapshot, error) {
-	out, err := c.snapshot()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out.Rewinds = s.rewinds
-	return out, err
 }
 
 // content is what is under the prefix, parsed.
@@ -211,8 +200,9 @@ func (c *content) remove(key string) {
 }
 
 // snapshot returns the content as it is now. An error says that the last one must stay in force.
-func (c *content) snapshot() (claim.Snapshot, error) {
+func (c *content) snapshot(l *losses) (claim.Snapshot, error) {
 	s := claim.Snapshot{Records: c.records.all(), Claims: c.claims.all(), Notes: c.notes.all()}
+	s.Rewinds, _, _ = l.sofar()
 	if c.flannel {
 		if err := c.addLeases(&s); err != nil {
 			return s, err

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -13,11 +14,57 @@ import (
 	"github.com/huskd/husk/internal/network/lease/claim"
 )
 
-// rewind takes note that etcd has lost something. The caller holds s.mu.
-func (s *Store) rewind() {
-	s.rewinds++
-	close(s.rewound)
-	s.rewound = make(chan struct{})
+// losses are what is known of etcd having lost what was written into it.
+type losses struct {
+	mu     sync.Mutex    // Invariant: guards the fields below.
+	newest int64         // the highest revision that any answer had
+	count  int           // how often etcd has lost something
+	found  chan struct{} // closed when that turns out, and then replaced
+	// untold means that the other nodes must be told of that, and settling is the lease of what
+	// told them the last time.
+	untold   bool
+	settling int64
+}
+
+// revision returns the highest revision that etcd had.
+func (l *losses) revision() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.newest
+}
+
+// observed takes note of a revision that etcd had.
+func (l *losses) observed(revision int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.newest = max(l.newest, revision)
+}
+
+// answered takes note of the revision of an answer, and of the highest one before the question. It
+// reports whether the other nodes must be told of a loss.
+func (l *losses) answered(before, now int64) (untold bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.newest = max(l.newest, now); now < before {
+		l.newest, l.untold = now, true
+		l.find()
+	}
+	return l.untold
+}
+
+// find takes note that etcd has lost something. The caller holds l.mu.
+func (l *losses) find() {
+	l.count++
+	close(l.found)
+	l.found = make(chan struct{})
+}
+
+// sofar returns how often etcd has lost something, what is closed when it turns out to have lost
+// more, and whether it has answered before.
+func (l *losses) sofar() (count int, more <-chan struct{}, answered bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.count, l.found, l.newest > 0
 }
 
 // settle asks all nodes to claim no new blocks for some time.
@@ -33,12 +80,12 @@ func (s *Store) settle(ctx context.Context, client *clientv3.Client) error {
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.unsettled = false
+	s.losses.mu.Lock()
+	defer s.losses.mu.Unlock()
+	s.losses.untold = false
 	for _, r := range resp.Responses {
 		for _, kv := range r.GetResponseRange().GetKvs() {
-			s.settling = kv.Lease // this node knows already
+			s.losses.settling = kv.Lease // this node knows already
 		}
 	}
 	return nil
@@ -47,13 +94,13 @@ func (s *Store) settle(ctx context.Context, client *clientv3.Client) error {
 // told takes note of what another node wrote when it found that etcd had lost something. A node
 // whose connection was broken while etcd's revision has become higher than before doesn't find out
 // by itself.
-func (s *Store) told(kv *mvccpb.KeyValue, following bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if kv.Lease != s.settling && following {
-		s.rewind()
+func (l *losses) told(kv *mvccpb.KeyValue, following bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if kv.Lease != l.settling && following {
+		l.find()
 	}
-	s.settling = kv.Lease
+	l.settling = kv.Lease
 }
 
 // check finds out whether etcd still has the session of this node, and otherwise takes note that it
@@ -71,10 +118,15 @@ func (s *Store) check(ctx context.Context, client *clientv3.Client) error {
 		return err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.session == session {
+	same := s.session == session
+	if same {
 		s.session = ""
-		s.rewind()
+	}
+	s.mu.Unlock()
+	if same {
+		s.losses.mu.Lock()
+		defer s.losses.mu.Unlock()
+		s.losses.find()
 	}
 	return nil
 }
@@ -82,14 +134,14 @@ func (s *Store) check(ctx context.Context, client *clientv3.Client) error {
 // deleted is a node of which something was deleted, by revision.
 type deleted map[int64]string
 
-// deletes takes note that something of a node was deleted in a revision. Nobody but who empties etcd
-// deletes something of several nodes at once: a node that leaves deletes its own, and so does the
-// end of its lease.
-func (s *Store) deletes(d deleted, revision int64, node string) {
+// deletes takes note that something of a node was deleted in a revision. Nobody but who empties
+// etcd deletes something of several nodes at once: a node that leaves deletes its own, and so does
+// the end of its lease.
+func (l *losses) deletes(d deleted, revision int64, node string) {
 	if other, ok := d[revision]; ok && other != node && other != "" {
-		s.mu.Lock()
-		s.rewinds++
-		s.mu.Unlock()
+		l.mu.Lock()
+		l.count++
+		l.mu.Unlock()
 		node = "" // once is enough
 	} else if ok {
 		return

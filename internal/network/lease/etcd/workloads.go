@@ -80,13 +80,9 @@ func (w Workloads) Follow(ctx context.Context, update func(exchange.Update)) err
 
 func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update func(exchange.Update)) error {
 	s := w.Store
-	s.mu.Lock()
-	rewound, following := s.rewound, s.newest > 0
-	s.mu.Unlock()
+	_, lost, following := s.losses.sofar()
 	tell := func(u exchange.Update) {
-		s.mu.Lock()
-		u.Rewinds = s.rewinds
-		s.mu.Unlock()
+		u.Rewinds, _, _ = s.losses.sofar()
 		update(u)
 	}
 	prefix := s.prefix + workloadsDir
@@ -101,7 +97,7 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 			set[strings.TrimPrefix(string(kv.Key), prefix)] = exchange.Entry{Value: string(kv.Value), Session: sessionOf(kv.Lease)}
 		}
 		for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
-			s.told(kv, following)
+			s.losses.told(kv, following)
 		}
 		return s.check(ctx, client)
 	}); err != nil {
@@ -124,7 +120,7 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 			if !ok {
 				return errors.New("the watch has ended")
 			}
-			s.observed(resp.Header.Revision)
+			s.losses.observed(resp.Header.Revision)
 			emptied := deleted{}
 			for _, e := range resp.Events {
 				key := strings.TrimPrefix(string(e.Kv.Key), prefix)
@@ -133,7 +129,7 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 				if e.Type == clientv3.EventTypeDelete {
 					gone[key] = true
 					node, _, _ := strings.Cut(key, "/")
-					s.deletes(emptied, e.Kv.ModRevision, node)
+					s.losses.deletes(emptied, e.Kv.ModRevision, node)
 				} else {
 					set[key] = exchange.Entry{Value: string(e.Kv.Value), Session: sessionOf(e.Kv.Lease)}
 				}
@@ -149,7 +145,7 @@ func (w Workloads) follow(ctx context.Context, client *clientv3.Client, update f
 			tell(exchange.Update{Set: set, Gone: keys})
 			set, gone = map[string]exchange.Entry{}, map[string]bool{}
 			last, due = time.Now(), nil
-		case <-rewound:
+		case <-lost:
 			return errors.New("it lost its latest changes, as after a restore from a backup")
 		case <-ctx.Done():
 			return ctx.Err()

@@ -160,8 +160,8 @@ func TestWorkloadsMany(t *testing.T) {
 	t.Logf("%d pods known after %v", len(pods), time.Since(began).Round(time.Millisecond))
 }
 
-// TestWorkloadsAreKept: what etcd has lost of the pods of a node that can't reach it is still known,
-// until another pod has their addresses. What a node removed meanwhile isn't there for long.
+// TestWorkloadsAreKept: what etcd has lost of the pods of a node that can't reach it is still
+// known, until another pod has their addresses. What a node removed meanwhile isn't there for long.
 func TestWorkloadsAreKept(t *testing.T) {
 	t.Parallel()
 	for name, empty := range map[string]func(*server){

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// lostTime is how long pods are believed to be there that the store has lost, if their node doesn't
-	// say anything. So long, the node keeps its addresses; see claim.State.
+	// lostTime is how long pods are believed to be there that the store has lost, if their node
+	// doesn't say anything. So long, the node keeps its addresses; see claim.State.
 	lostTime = 24 * time.Hour
 	// toldTime is how long after it has said something.
 	toldTime = time.Minute
@@ -20,7 +20,8 @@ const (
 	lookTime = 10 * time.Second
 )
 
-// doubts are the keys of pods that the store has lost, and until when they are believed to be there.
+// doubts are the keys of pods that the store has lost, and until when they are believed to be
+// there.
 type doubts map[string]time.Time
 
 // lose keeps what the store has lost.
