@@ -43,8 +43,9 @@ type Keeper struct {
 
 var _ peer.Registry = (*Keeper)(nil)
 
-// callTimeout is how long the Keeper waits for the store's answer.
-const callTimeout = 5 * time.Second
+// callTimeout is how long the Keeper waits for the store's answer. Stores have limits of their own,
+// which know what they wait for: a connection, or one or several answers.
+const callTimeout = time.Minute
 
 // New returns a Keeper, which may give out addresses of the blocks in the journal before Run knows
 // the store.

@@ -17,7 +17,7 @@ type connections struct {
 // dial connects to a host and port. It returns what the standard library does, as gRPC sets socket
 // options of no other types.
 func (c *connections) dial(ctx context.Context, address string) (net.Conn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/huskd/husk/internal/backoff"
 	"github.com/huskd/husk/internal/network/lease/claim"
@@ -36,8 +37,25 @@ const DefaultTTL = 24 * time.Hour
 // DefaultCluster is the name of a cluster that has none.
 const DefaultCluster = "default"
 
-// timeout is how long a call takes at most, and how long the connection stays in doubt.
-const timeout = 5 * time.Second
+// These limits are for ways to etcd with round trips of up to 5 s, such as by satellite or through a
+// queue that is full, over which it works for all that.
+const (
+	// timeout is how long a call takes at most: four round trips. Of a user with a name, to prolong a
+	// session takes three, one of which is the client's to authenticate again.
+	timeout = 20 * time.Second
+	// doubt is how long a connection may be silent after it was asked whether it is alive, which
+	// happens if it was silent for 10 s: two round trips, as other answers may be in the way.
+	doubt = 10 * time.Second
+	// connectTime is how long calls wait for a connection. It takes three round trips: one of TCP, one
+	// of TLS, and one of HTTP/2. gRPC gives up after the same time.
+	connectTime = 20 * time.Second
+	// dialTime is how long the server may take to answer the first of these: one round trip. The
+	// kernel repeats what isn't answered less and less often, so that an attempt which began while
+	// the server was away would find late that it is back.
+	dialTime = 6 * time.Second
+	// refusedTime is the timeout if there is no connection: it is for a server that restarts.
+	refusedTime = 5 * time.Second
+)
 
 // settleTime is how long, after a restore, blocks aren't claimed for the first time. Until then
 // each node has asked etcd and claimed its blocks again.
@@ -150,15 +168,14 @@ func (s *Store) Close() error {
 }
 
 // reconnect bounds the waits between attempts to connect, which gRPC has grow to two minutes. What
-// waits for a connection may wait for as long itself. An attempt that gets no answer ends soon, as
-// the kernel repeats it less and less often.
+// waits for a connection may wait for as long itself.
 var reconnect = grpc.WithConnectParams(grpc.ConnectParams{
 	Backoff:           grpcbackoff.Config{BaseDelay: 250 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: backoff.Most / 2},
-	MinConnectTimeout: timeout,
+	MinConnectTimeout: connectTime,
 })
 
 // connect returns the client. With a user name, the first call needs etcd's answer.
-func (s *Store) connect() (*clientv3.Client, error) {
+func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {
 	s.mu.Lock()
 	client, closed := s.client, s.closed
 	s.mu.Unlock()
@@ -168,13 +185,17 @@ func (s *Store) connect() (*clientv3.Client, error) {
 	if client != nil {
 		return client, nil
 	}
+	connecting, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the client outlives the call
+	stop := context.AfterFunc(ctx, cancel)
+	defer stop()
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints: s.cfg.Endpoints, TLS: s.tls, Username: s.cfg.Username, Password: s.cfg.Password,
-		DialTimeout: timeout, DialKeepAliveTime: 2 * timeout, DialKeepAliveTimeout: timeout,
+		Context: connecting, Endpoints: s.cfg.Endpoints, TLS: s.tls, Username: s.cfg.Username, Password: s.cfg.Password,
+		DialTimeout: connectTime + timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: doubt,
 		Logger:      zap.NewNop(), // it writes to standard error
 		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.observe), grpc.WithChainStreamInterceptor(s.observeStream), grpc.WithContextDialer(s.connections.dial), reconnect},
 	})
 	if err != nil {
+		cancel()
 		return nil, s.explain(err)
 	}
 	s.mu.Lock()
@@ -189,16 +210,43 @@ func (s *Store) connect() (*clientv3.Client, error) {
 	return client, nil
 }
 
-// call runs f with a deadline and explains its error.
+// call runs f with a deadline, which doesn't include the time that a connection takes, and explains
+// its error.
 func (s *Store) call(ctx context.Context, f func(context.Context, *clientv3.Client) error) error {
-	client, err := s.connect()
+	client, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}
 	s.connections.closeDead()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	limit := refusedTime
+	if connected(ctx, client) {
+		limit = timeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return s.explain(f(ctx, client))
+}
+
+// connected waits for a connection that is being made, and returns whether there is one.
+func connected(ctx context.Context, client *clientv3.Client) bool {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	conn := client.ActiveConnection()
+	for {
+		switch state := conn.GetState(); state {
+		case connectivity.Ready:
+			return true
+		case connectivity.Idle:
+			conn.Connect()
+			fallthrough
+		case connectivity.Connecting:
+			if !conn.WaitForStateChange(ctx, state) {
+				return false
+			}
+		default:
+			return false // the call says why
+		}
+	}
 }
 
 // commit commits a transaction. Answers with an older revision than those before mean that etcd was

@@ -58,9 +58,9 @@ func (s *Store) explain(err error) error {
 			if s.tls != nil && s.cfg.Cert == "" && !strings.Contains(text, "certificate") {
 				text += "; it may want a certificate of this node"
 			}
-			return fmt.Errorf("no answer within %v: %s", timeout, text)
+			return fmt.Errorf("no answer in time: %s", text)
 		}
-		return fmt.Errorf("no answer within %v: is a majority of its members running?", timeout)
+		return errors.New("no answer in time: is a majority of its members running?")
 	}
 	return errors.New(oneLine(err))
 }

@@ -26,7 +26,7 @@ const maxNotes = 10
 
 // Follow implements lease.Store.
 func (s *Store) Follow(ctx context.Context, update func(claim.Snapshot)) error {
-	client, err := s.connect()
+	client, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,8 @@ package etcd_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
@@ -174,23 +176,46 @@ func (s *server) client(user, password string) *clientv3.Client {
 	return c
 }
 
+// trusting is client with TLS and without a user.
+func (s *server) trusting(ca string) *clientv3.Client {
+	s.t.Helper()
+	pem, err := os.ReadFile(ca)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(pem)
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.url}, Logger: zap.NewNop(), TLS: &tls.Config{RootCAs: pool}, DialTimeout: 20 * time.Second})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // proxy is a way to a server that can be cut.
 type proxy struct {
 	url    string
 	target string
+
+	delay time.Duration // each way; Invariant: it doesn't change
 
 	mu    sync.Mutex
 	cut   bool
 	conns map[net.Conn]bool
 }
 
-func (s *server) proxy() *proxy {
+func (s *server) proxy() *proxy { return s.slow(0) }
+
+// slow returns a way on which everything takes a while, a new connection included.
+func (s *server) slow(delay time.Duration) *proxy {
 	s.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	p := &proxy{url: "http://" + l.Addr().String(), target: s.address(), conns: map[net.Conn]bool{}}
+	scheme, _, _ := strings.Cut(s.url, "://")
+	p := &proxy{url: scheme + "://" + l.Addr().String(), target: s.address(), delay: delay, conns: map[net.Conn]bool{}}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -219,15 +244,49 @@ func (p *proxy) forward(c net.Conn) {
 	}
 	p.conns[c], p.conns[up] = true, true
 	p.mu.Unlock()
+	if p.delay > 0 {
+		time.Sleep(2 * p.delay) // what TCP would need
+	}
 	done := make(chan struct{})
-	go func() { defer close(done); _, _ = io.Copy(up, c); up.Close() }()
-	_, _ = io.Copy(c, up)
+	go func() { defer close(done); p.copy(up, c); up.Close() }()
+	p.copy(c, up)
 	c.Close()
 	<-done
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.conns, c)
 	delete(p.conns, up)
+}
+
+// copy copies until one of both is closed. It keeps the distances in time of what it copies.
+func (p *proxy) copy(to, from net.Conn) {
+	if p.delay == 0 {
+		_, _ = io.Copy(to, from)
+		return
+	}
+	type part struct {
+		due  time.Time
+		data []byte
+	}
+	parts := make(chan part, 1024)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for next := range parts {
+			time.Sleep(time.Until(next.due))
+			_, _ = to.Write(next.data)
+		}
+	}()
+	for {
+		data := make([]byte, 32<<10)
+		n, err := from.Read(data)
+		parts <- part{time.Now().Add(p.delay), data[:n]}
+		if err != nil {
+			break
+		}
+	}
+	close(parts)
+	<-done
 }
 
 // set cuts the way or mends it.

@@ -62,7 +62,7 @@ func (w Workloads) Write(ctx context.Context, session claim.Session, values map[
 
 // Follow implements exchange.Store.
 func (w Workloads) Follow(ctx context.Context, update func(exchange.Update)) error {
-	client, err := w.Store.connect()
+	client, err := w.Store.connect(ctx)
 	if err != nil {
 		return err
 	}
