@@ -95,6 +95,8 @@ type Agent struct {
 
 	userNamespaced struct{ started, failed atomic.Uint64 } // sandboxes with a user namespace
 
+	unattached chan struct{} // see Unattached
+
 	background sync.WaitGroup
 	closing    context.Context
 	close      context.CancelFunc
@@ -110,6 +112,8 @@ func New(cfg Config) *Agent {
 		Events:   event.NewLog(),
 		workers:  workers{byName: map[string]*worker{}, byUID: map[string]*worker{}},
 		declared: map[source.Kind]map[string]declaration{},
+
+		unattached: make(chan struct{}, 1),
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a
@@ -181,6 +185,18 @@ func (a *Agent) ImagesChanged() {
 	defer a.mu.RUnlock()
 	for _, w := range a.workers.byName {
 		w.nudge()
+	}
+}
+
+// Unattached has an item when the network couldn't take a pod's sandbox, and may be able to later.
+func (a *Agent) Unattached() <-chan struct{} { return a.unattached }
+
+// Attachable makes the pods try again at once whose sandboxes the network couldn't take.
+func (a *Agent) Attachable() {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for _, w := range a.workers.byName {
+		w.launcher.attachable()
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
@@ -44,6 +45,7 @@ type harness struct {
 	images  *image.Store
 	cgroups cgroups
 	verify  access.Policy
+	network sandbox.Network // nil if no pod is attached to one
 	closed  bool
 }
 
@@ -76,6 +78,16 @@ func (cgroups) Create(string, *runtimeapi.LinuxContainerResources) error { retur
 func (cgroups) List() ([]string, error)                                  { return nil, nil }
 func (c cgroups) Remove(string) error                                    { return c.stuck }
 
+// kernel makes no namespaces and mounts.
+type kernel struct{}
+
+func (kernel) Pin(netns.Pins) error               { return nil }
+func (kernel) Unpin(...string) error              { return nil }
+func (kernel) Pinned(string) bool                 { return true }
+func (kernel) Pins(string) ([]string, error)      { return nil, nil }
+func (kernel) MountMemory(string, int, int) error { return nil }
+func (kernel) Unmount(string) error               { return nil }
+
 func (h *harness) start() {
 	h.t.Helper()
 	var err error
@@ -92,7 +104,7 @@ func (h *harness) start() {
 	containers := container.New(container.Config{Root: h.dir, State: state, Journal: h.journal, Host: facts, Log: log})
 	sandboxes := sandbox.New(sandbox.Config{
 		Instance: pod.InstanceOf(h.dir), State: state, Journal: h.journal, Containers: containers, Host: facts, Log: log,
-		Handlers: handlers{}, Cgroups: h.cgroups,
+		Handlers: handlers{}, Cgroups: h.cgroups, Network: h.network, Kernel: kernel{},
 		Changed: func(st sandbox.Status) { h.SandboxChanged(st) },
 	})
 	h.Agent = New(Config{

@@ -38,6 +38,7 @@ type launcher struct {
 	starting       map[string]bool // containers, by name
 	sandboxFailure podplan.Failure
 	startFailures  map[string]podplan.Failure // by container name
+	retry          bool                       // the next sandbox needn't wait
 }
 
 func (l *launcher) createSandbox(attempt uint32) {
@@ -61,9 +62,25 @@ func (l *launcher) createSandbox(attempt uint32) {
 	if err != nil {
 		l.sandboxFailure = view.Failure(err)
 		l.warn("agent: creating a sandbox failed", err)
+		if l.sandboxFailure.Unattached {
+			select {
+			case l.a.unattached <- struct{}{}:
+			default:
+			}
+		}
 		return
 	}
 	l.inventory.add(st.ID)
+}
+
+// attachable makes the pod try again at once if the network couldn't take its sandbox.
+func (l *launcher) attachable() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sandboxFailure.Unattached {
+		l.retry = true
+		l.nudge()
+	}
 }
 
 // logDirectory returns the directory of the pod's logs, after recording it. On a cluster's node it

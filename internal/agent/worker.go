@@ -91,6 +91,9 @@ func (w *worker) step() (next time.Time, gone bool) {
 	if len(w.launcher.starting) == 0 {
 		w.resizer.apply(seen)
 	}
+	if w.launcher.retry {
+		w.launcher.retry, w.backoffs = false, w.backoffs.RetrySandbox()
+	}
 	d := podplan.Plan(w.spec(), w.observe(seen), time.Now())
 	w.checkAdmission(&d, seen)
 	w.backoffs = d.Backoffs

@@ -488,6 +488,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	d.nodes.Run(ctx, &running)
 	running.Go(func() error { return d.displaced.Run(ctx) })
+	running.Go(func() error { return awaitAddresses(ctx, d) })
 	d.policy.Run(ctx, &running)
 	running.Go(func() error { return d.workloads.Run(ctx) })
 	d.services.Run(ctx, &running)

@@ -126,6 +126,33 @@ func attached(d *daemon) (out []displaced.Pod) {
 	return out
 }
 
+// addressTime is how long an address for pods that wait for one is noticed late.
+const addressTime = 100 * time.Millisecond
+
+// awaitAddresses makes pods that got no address try again as soon as the network can give them one,
+// such as when this node has got a block, until ctx ends. If it can already, it isn't known what
+// they wait for.
+func awaitAddresses(ctx context.Context, d *daemon) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.agent.Unattached():
+		}
+		waited := false
+		for ; d.network.Status() != nil; waited = true {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(addressTime):
+			}
+		}
+		if waited {
+			d.agent.Attachable()
+		}
+	}
+}
+
 // podEvent returns what adds events of a pod, as namespace/name.
 func podEvent(d *daemon, reason string) func(pod, message string) {
 	return func(pod, message string) {

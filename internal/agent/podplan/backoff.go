@@ -37,6 +37,13 @@ func (b Backoffs) Reset() Backoffs {
 	return out
 }
 
+// RetrySandbox returns backoffs in which a sandbox waits no longer.
+func (b Backoffs) RetrySandbox() Backoffs {
+	out := b.clone()
+	out[keySandbox] = Backoff{Last: b[keySandbox].Last}
+	return out
+}
+
 // The delays. As in kubelet, the first restart of a container is immediate, and later ones wait for
 // 10 s, 20 s … 300 s, like repeated pulls. Delays of sandboxes are shorter, because sandboxes fail
 // mostly while the network isn't configured yet.

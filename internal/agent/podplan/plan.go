@@ -181,6 +181,8 @@ type Failure struct {
 	// Final tells that a repetition fails too, unless someone changes something: an image or object
 	// that doesn't exist, or a setting that is not valid.
 	Final bool
+	// Unattached tells that the network couldn't take a sandbox, and may be able to later.
+	Unattached bool
 	// ExitCode is 126 if the program could not be executed and 127 if it was not found, as in a
 	// shell. Otherwise it is 0.
 	ExitCode int

@@ -73,6 +73,8 @@ func Failure(err error) podplan.Failure {
 	}
 	if _, ok := errors.AsType[*pod.PortInUseError](err); ok {
 		f.Reason = podplan.ReasonPort
+	} else if at, ok := errors.AsType[*pod.StageError](err); ok && at.Stage == string(sandboxstate.Attach) {
+		f.Unattached = errdefs.IsUnavailable(err) || errdefs.IsResourceExhausted(err)
 	}
 	return f
 }
