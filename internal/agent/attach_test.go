@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -50,4 +52,45 @@ func TestAttachable(t *testing.T) {
 		h.Attachable()
 	}
 	h.waitFor(uid, "waiting for its image", imageMissing)
+}
+
+// TestDisplaced: a pod whose address isn't the node's any more is marked, also after a restart, and
+// gets another sandbox once that must be replaced.
+func TestDisplaced(t *testing.T) {
+	t.Parallel()
+	hosttest.Root(t)
+	h := &harness{t: t, dir: t.TempDir(), network: &fullNetwork{}}
+	h.start()
+	t.Cleanup(h.close)
+	web := podFrom(t, "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never}]}\n")
+	uid := string(web.UID)
+	h.apply(web)
+	before, _ := h.waitFor(uid, "waiting for its image", imageMissing).Sandbox()
+	displace := func(d pod.Displacement) {
+		t.Helper()
+		for end := time.Now().Add(patience); !h.cfg.Sandboxes.Displace(before.ID, d); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the sandbox is always busy")
+			}
+		}
+	}
+	marked := func(p Pod) bool {
+		st, _ := p.Sandbox()
+		return st.ID == before.ID && st.Displaced == pod.Displacement{Message: "its address is another's"}
+	}
+	displace(pod.Displacement{Message: "its address is another's"})
+	h.waitFor(uid, "marked", marked)
+	h.restart()
+	h.waitFor(uid, "marked after a restart", marked)
+	displace(pod.Displacement{})
+	h.waitFor(uid, "no longer marked", func(p Pod) bool { st, _ := p.Sandbox(); return st.Displaced == pod.Displacement{} })
+	displace(pod.Displacement{Message: "its address is another's", Replace: true})
+	h.waitFor(uid, "in another sandbox", func(p Pod) bool {
+		st, _ := p.Sandbox()
+		return st.ID != before.ID && imageMissing(p) && st.Displaced == pod.Displacement{}
+	})
+	events, _, _ := h.Events.After(0)
+	if !slices.ContainsFunc(events, func(e event.Event) bool { return e.Pod == "default/web" && e.Reason == "SandboxChanged" }) {
+		t.Errorf("no event of the new sandbox: %+v", events)
+	}
 }
