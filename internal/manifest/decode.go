@@ -61,7 +61,7 @@ func (d *decoder) decode(n *document.Node, v reflect.Value, at place) {
 		return
 	}
 	if q, ok := v.Addr().Interface().(*resource.Quantity); ok {
-		if *q, ok = parseQuantity(n.Text); !ok || n.Kind != document.Text && n.Kind != document.Number {
+		if *q, ok = ParseQuantity(n.Text); !ok || n.Kind != document.Text && n.Kind != document.Number {
 			d.misread(at.path, at.path, n.Line, "%s is not a quantity such as 250m, 1.5 or 64Mi", abbreviate(n))
 		}
 		return
@@ -264,7 +264,8 @@ func exampleOf(t reflect.Type) string {
 // proportion to the value.
 var quantityForm = regexp.MustCompile(`^[+-]?[0-9]{0,18}(\.[0-9]{0,18})?([numkKMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$`)
 
-func parseQuantity(text string) (resource.Quantity, bool) {
+// ParseQuantity parses a quantity in bounded time.
+func ParseQuantity(text string) (resource.Quantity, bool) {
 	if !quantityForm.MatchString(text) {
 		return resource.Quantity{}, false
 	}

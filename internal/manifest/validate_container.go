@@ -203,7 +203,7 @@ func HugePageSize(name corev1.ResourceName) (resource.Quantity, bool) {
 	if !ok {
 		return resource.Quantity{}, false
 	}
-	size, ok := parseQuantity(text)
+	size, ok := ParseQuantity(text)
 	return size, ok && size.Value() > 0
 }
 

@@ -3,6 +3,8 @@
 package fields
 
 import (
+	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -221,7 +223,7 @@ func Lookup(pattern string, from remedy.Source) (Coverage, string) {
 	return Unlisted, from.Field(strings.Replace(pattern, "spec.initContainers[]", "spec.containers[]", 1))
 }
 
-// maxFieldName bounds the names for which Suggest looks for similar ones.
+// maxFieldName bounds the names for which Nearest looks for similar ones.
 const maxFieldName = 64
 
 // Suggest returns the rest of a message about an unknown field. It names a sibling with a similar
@@ -230,14 +232,7 @@ func Suggest(name, parentPattern string, siblings map[string][]int) string {
 	if len(name) > maxFieldName {
 		return ": remove it"
 	}
-	best, distance := "", max(len(name)/3, 1)
-	for s := range siblings {
-		d := editDistance(strings.ToLower(name), strings.ToLower(s))
-		if d < distance || d == distance && (best == "" || s < best) {
-			best, distance = s, d
-		}
-	}
-	if best != "" {
+	if best := Nearest(name, maps.Keys(siblings)); best != "" {
 		return "; did you mean " + best + "?"
 	}
 	for _, f := range All() {
@@ -249,6 +244,21 @@ func Suggest(name, parentPattern string, siblings map[string][]int) string {
 		return "; did you mean " + p + "?"
 	}
 	return ": remove it"
+}
+
+// Nearest returns the one of the known names that is most similar to name, or "" if none is.
+func Nearest(name string, known iter.Seq[string]) string {
+	if len(name) > maxFieldName {
+		return ""
+	}
+	best, distance := "", max(len(name)/3, 1)
+	for s := range known {
+		d := editDistance(strings.ToLower(name), strings.ToLower(s))
+		if d < distance || d == distance && (best == "" || s < best) {
+			best, distance = s, d
+		}
+	}
+	return best
 }
 
 // editDistance returns the least number of letters to insert, delete, replace or swap with a
