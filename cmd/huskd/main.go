@@ -29,6 +29,9 @@ func main() {
 		return
 	}
 	code := 2
+	if errors.Is(err, config.ErrNotYet) {
+		code = 1 // so that the service manager tries again
+	}
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -28,12 +29,15 @@ type Cluster struct {
 	NodeHealthz   string   `key:"node-healthz-listen" help:"address to serve huskd's health on, at /healthz, without TLS or authentication; empty to disable"`
 	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of the kubelet API; self-signed if empty"`
 	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"private key of that certificate"`
+	NodeTLSMin    string   `key:"node-tls-min-version" help:"least version of TLS of the kubelet API: VersionTLS12 or VersionTLS13"`
+	NodeTLSSuites []string `key:"node-tls-cipher-suites" help:"cipher suites of the kubelet API with TLS 1.2, by their names in Go's package crypto/tls; Go's defaults if empty. Those of TLS 1.3 can't be chosen"`
 	NodeTLSCSR    bool     `key:"server-tls-bootstrap" help:"request the certificate of the kubelet API from the cluster, and renew it; somebody must approve each request of the signer kubernetes.io/kubelet-serving"`
 	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
 	UnsafeSysctls []string `key:"allowed-unsafe-sysctls" help:"sysctls that pods of the cluster may set beside the kubelet's safe ones, such as net.core.somaxconn or, as a prefix, kernel.msg*"`
 	KubeletDir    string   `key:"kubelet-dir" help:"directory whose subdirectories device-plugins and plugins_registry have the sockets of device plugins; /var/lib/kubelet if empty, or kubelet below a root that isn't the default"`
 	ClusterDNS    []string `key:"cluster-dns" help:"name servers of the cluster, for pods with dnsPolicy ClusterFirst"`
 	ClusterDomain string   `key:"cluster-domain" help:"domain of services and pods, in the search list of those pods"`
+	ResolvConf    string   `key:"resolv-conf" help:"resolv.conf(5) with the node's resolvers, for pods that don't use those of the cluster and for huskd's DNS. If it names the stub of systemd-resolved, the file behind that is read; empty for no resolvers"`
 	Capacity
 }
 
@@ -59,10 +63,15 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	if (c.NodeTLSCert == "") != (c.NodeTLSKey == "") {
 		bad("node-tls-cert-file", "set both it and node-tls-private-key-file, or neither")
 	}
+	if _, _, err := c.TLS(); err != nil && c.NodeTLSMin != "VersionTLS12" && c.NodeTLSMin != "VersionTLS13" {
+		bad("node-tls-min-version", "%w", err)
+	} else if err != nil {
+		bad("node-tls-cipher-suites", "%w", err)
+	}
 	if c.NodeTLSCSR && c.NodeTLSCert != "" {
 		bad("server-tls-bootstrap", "node-tls-cert-file names a certificate already: set one of them")
 	}
-	for key, path := range map[string]string{"node-tls-cert-file": c.NodeTLSCert, "node-tls-private-key-file": c.NodeTLSKey, "node-client-ca-file": c.NodeClientCA} {
+	for key, path := range map[string]string{"node-tls-cert-file": c.NodeTLSCert, "node-tls-private-key-file": c.NodeTLSKey, "node-client-ca-file": c.NodeClientCA, "resolv-conf": c.ResolvConf} {
 		if path != "" && !filepath.IsAbs(path) {
 			bad(key, "%q is not an absolute path", path)
 		}
@@ -140,6 +149,33 @@ func (c *Cluster) NodeIPs() ([]netip.Addr, error) {
 		out = append(out, ip.Unmap())
 	}
 	return out, nil
+}
+
+// TLS returns the least version of TLS of the kubelet API, and the cipher suites of TLS 1.2; none for
+// Go's defaults.
+func (c *Cluster) TLS() (least uint16, suites []uint16, err error) {
+	switch c.NodeTLSMin {
+	case "VersionTLS12":
+		least = tls.VersionTLS12
+	case "VersionTLS13":
+		least = tls.VersionTLS13
+	default:
+		return 0, nil, fmt.Errorf("%q is neither VersionTLS12 nor VersionTLS13", c.NodeTLSMin)
+	}
+	known := slices.Concat(tls.CipherSuites(), tls.InsecureCipherSuites())
+	for _, name := range c.NodeTLSSuites {
+		i := slices.IndexFunc(known, func(s *tls.CipherSuite) bool { return s.Name == name })
+		if i < 0 {
+			return 0, nil, fmt.Errorf("%q is not a cipher suite of Go's package crypto/tls, such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", name)
+		}
+		suites = append(suites, known[i].ID)
+	}
+	if len(suites) > 0 && least < tls.VersionTLS13 && !slices.ContainsFunc(suites, func(id uint16) bool {
+		return id == tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 || id == tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+	}) {
+		return 0, nil, errors.New("HTTP/2 with TLS 1.2 needs TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256: add one, or set node-tls-min-version to VersionTLS13")
+	}
+	return least, suites, nil
 }
 
 // Taints returns the taints that the node is registered with.

@@ -34,6 +34,7 @@ type Config struct {
 	Root   string `key:"root" help:"directory for state that survives a reboot: images, writable layers, the journal"`
 	State  string `key:"state" help:"directory for state that a reboot discards: namespaces, sockets, runtime state"`
 	Listen string `key:"listen" help:"socket to listen on, unix:///PATH"`
+	Kubelet
 	Sources
 	Cluster
 	Images
@@ -72,7 +73,7 @@ func New() Config {
 		Sources:  Sources{WebSeconds: 20},
 		Disk:     kubeletDisk,
 		Shutdown: Shutdown{Grace: 30, GraceCritical: 10},
-		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{SwapBehavior: noSwap}},
+		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", NodeTLSMin: "VersionTLS12", ClusterDomain: "cluster.local", ResolvConf: "/etc/resolv.conf", Capacity: Capacity{SwapBehavior: noSwap}},
 		Images:   Images{CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io", ImageVerify: access.Modes[0]},
 		PodNetwork: PodNetwork{
 			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true, ReplaceDisplaced: true,
@@ -85,7 +86,7 @@ func New() Config {
 			NRISocket: "/var/run/nri/nri.sock",
 			NRIDir:    "/opt/nri/plugins",
 		},
-		Containers: Containers{CgroupDriver: cgroupfs, DefaultCapabilities: spec.DefaultCapabilities(), SeccompDefault: true, PidsLimit: 4096, PodPidsLimit: 4096},
+		Containers: Containers{CgroupDriver: Cgroupfs, DefaultCapabilities: spec.DefaultCapabilities(), SeccompDefault: true, PidsLimit: 4096, PodPidsLimit: 4096},
 		LogLevel:   "info",
 		LogFormat:  "text",
 		Tracing:    Tracing{Sampling: 1},
@@ -116,8 +117,9 @@ func optionsOf(v reflect.Value) (list []option) {
 }
 
 // Parse parses the flags, and the file that --config names or DefaultFile. Flags override the file,
-// which overrides the defaults. If help or the version was requested, Parse prints it to out and
-// returns pflag.ErrHelp.
+// which overrides the kubelet's configuration that either names, and that the defaults. If help or
+// the version was requested, Parse prints it to out and returns pflag.ErrHelp. The error of a
+// kubelet's configuration that doesn't exist is ErrNotYet.
 func Parse(args []string, out io.Writer) (Config, error) {
 	cfg := New()
 	fromFlags := cfg
@@ -138,15 +140,29 @@ func Parse(args []string, out io.Writer) (Config, error) {
 	if flags.NArg() > 0 {
 		return cfg, fmt.Errorf("%q: huskd takes only flags; pods are run with husk run", flags.Arg(0))
 	}
-	if err := load(flags.Lookup(fileFlag).Value.String(), &cfg); err != nil {
+	path, raw, err := load(flags.Lookup(fileFlag).Value.String())
+	if err != nil {
 		return cfg, err
 	}
 	given := options(&fromFlags)
-	for i, o := range options(&cfg) {
-		if flags.Changed(o.key) {
-			o.value.Set(given[i].value)
+	override := func(c *Config) error {
+		errs := apply(c, path, raw)
+		for i, o := range options(c) {
+			if flags.Changed(o.key) {
+				o.value.Set(given[i].value)
+			}
 		}
+		return errors.Join(errs...)
 	}
+	named := New()
+	if err := override(&named); err != nil {
+		return cfg, err
+	}
+	cfg.Kubelet = named.Kubelet
+	if err := translate(&cfg, func(key string) bool { return raw[key] != nil || flags.Changed(key) }); err != nil {
+		return cfg, err
+	}
+	_ = override(&cfg) // what failed, failed with named
 	return cfg, cfg.check()
 }
 
@@ -189,45 +205,53 @@ func flagsOf(cfg *Config) *pflag.FlagSet {
 	return flags
 }
 
-// load reads the file into cfg.
-func load(file string, cfg *Config) error {
-	path := file
+// load returns the path of the file and its content.
+func load(file string) (path string, raw map[string]any, err error) {
+	path = file
 	if path == "" {
 		path = DefaultFile
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) && file == "" {
-		return nil
+		return path, nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("configuration: %w", err)
+		return path, nil, fmt.Errorf("configuration: %w", err)
 	}
-	var raw map[string]any
 	if err := toml.Unmarshal(data, &raw); err != nil {
 		var bad *toml.DecodeError
 		if errors.As(err, &bad) {
 			row, col := bad.Position()
-			return fmt.Errorf("%s:%d:%d: %s", path, row, col, strings.TrimPrefix(bad.Error(), "toml: "))
+			return path, nil, fmt.Errorf("%s:%d:%d: %s", path, row, col, strings.TrimPrefix(bad.Error(), "toml: "))
 		}
-		return fmt.Errorf("%s: %w", path, err)
+		return path, nil, fmt.Errorf("%s: %w", path, err)
 	}
+	return path, raw, nil
+}
+
+// apply sets the keys of a file and returns all errors.
+func apply(c *Config, path string, raw map[string]any) []error {
 	var errs []error
-	if v, ok := raw[runtimesKey]; ok {
-		if cfg.Runtimes, err = runtimes(v); err != nil {
+	add := func(err error) {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
-		delete(raw, runtimesKey)
 	}
-	if v, ok := raw[tracingKey]; ok {
-		if err := tracing(v, &cfg.Tracing); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", path, err))
-		}
-		delete(raw, tracingKey)
+	keys := maps.Clone(raw)
+	if v, ok := keys[runtimesKey]; ok {
+		handlers, err := runtimes(v)
+		c.Runtimes = handlers
+		add(err)
+		delete(keys, runtimesKey)
 	}
-	for _, err := range fill(options(cfg), raw) {
-		errs = append(errs, fmt.Errorf("%s: %w", path, err))
+	if v, ok := keys[tracingKey]; ok {
+		add(tracing(v, &c.Tracing))
+		delete(keys, tracingKey)
 	}
-	return errors.Join(errs...)
+	for _, err := range fill(options(c), keys) {
+		add(err)
+	}
+	return errs
 }
 
 // fill sets the options from the keys of a table and returns all errors.
@@ -311,7 +335,11 @@ func (o option) set(v any) error {
 func (c *Config) check() error {
 	var errs []error
 	bad := func(key, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{key}, args...)...))
+		err := fmt.Errorf("%s: "+format, append([]any{key}, args...)...)
+		if origin := c.Origin(key); origin != "" {
+			err = fmt.Errorf("%w (%s)", err, origin)
+		}
+		errs = append(errs, err)
 	}
 	for key, path := range map[string]*string{"root": &c.Root, "state": &c.State, "certs-dir": &c.CertsDir, "manifests": &c.Manifests, "cni-conf-dir": &c.CNIConf,
 		"nri-socket": &c.NRISocket, "nri-plugin-dir": &c.NRIDir} {
@@ -400,7 +428,7 @@ func (c Config) Values() map[string]string {
 // Reference returns the reference page of the options in Markdown.
 func Reference() string {
 	var b strings.Builder
-	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). Flags override the file.\n\n" +
+	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). Flags override the file, and both override\nthe [configuration of a kubelet](kubelet-config.md) that `kubelet-config` names.\n\n" +
 		"On SIGHUP (`systemctl reload huskd`) huskd reads the file again. It applies `log-level`, and logs which other\nkeys have changed and need a restart. Pods keep running meanwhile. A file with a mistake changes nothing.\n\n")
 	cfg := New()
 	table(&b, options(&cfg))

@@ -18,7 +18,7 @@ type Containers struct {
 
 // The values of cgroup-driver.
 const (
-	cgroupfs = "cgroupfs"
+	Cgroupfs = "cgroupfs"
 	systemd  = "systemd"
 )
 
@@ -26,8 +26,8 @@ const (
 func (c Containers) Systemd() bool { return c.CgroupDriver == systemd }
 
 func (c *Containers) check(bad func(key, format string, args ...any)) {
-	if c.CgroupDriver != cgroupfs && c.CgroupDriver != systemd {
-		bad("cgroup-driver", "%q is neither %s nor %s", c.CgroupDriver, cgroupfs, systemd)
+	if c.CgroupDriver != Cgroupfs && c.CgroupDriver != systemd {
+		bad("cgroup-driver", "%q is neither %s nor %s", c.CgroupDriver, Cgroupfs, systemd)
 	}
 	for key, limit := range map[string]int{"pids-limit": c.PidsLimit, "pod-pids-limit": c.PodPidsLimit} {
 		if limit < 0 {

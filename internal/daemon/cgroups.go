@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -16,11 +17,18 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// checkDriver checks that the host supports the configured cgroup driver.
-func checkDriver(cfg config.Config, facts host.Facts) error {
-	if cfg.Systemd() && !facts.Systemd {
+// checkDriver checks that the host supports the configured cgroup driver. That of a kubelet's
+// configuration is only a wish: a kubelet asks its runtime for the driver, and uses that.
+func checkDriver(cfg *config.Config, facts host.Facts, log *slog.Logger) error {
+	if !cfg.Systemd() || facts.Systemd {
+		return nil
+	}
+	origin := cfg.Origin("cgroup-driver")
+	if origin == "" {
 		return errors.New("cgroup-driver: systemd is not the init of this host: use cgroupfs")
 	}
+	log.Warn("cgroup-driver: systemd is not the init of this host: cgroupfs is used", "asked", origin)
+	cfg.CgroupDriver = config.Cgroupfs
 	return nil
 }
 

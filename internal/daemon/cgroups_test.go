@@ -1,6 +1,10 @@
 package daemon
 
 import (
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/huskd/husk/internal/config"
@@ -33,14 +37,27 @@ func TestCgroupParent(t *testing.T) {
 
 func TestSystemdDriverNeedsSystemd(t *testing.T) {
 	cfg := config.New()
-	if err := checkDriver(cfg, host.Facts{}); err != nil {
+	if err := checkDriver(&cfg, host.Facts{}, slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)
 	}
 	cfg.CgroupDriver = "systemd"
-	if err := checkDriver(cfg, host.Facts{}); err == nil {
+	if err := checkDriver(&cfg, host.Facts{}, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("the systemd driver is accepted without systemd")
 	}
-	if err := checkDriver(cfg, host.Facts{Systemd: true}); err != nil {
+	if err := checkDriver(&cfg, host.Facts{Systemd: true}, slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)
+	}
+
+	// A kubelet's configuration asks for it, as that of kubeadm does.
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupDriver: systemd\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Parse([]string{"--config=/dev/null", "--kubelet-config=" + path}, io.Discard)
+	if err != nil || cfg.CgroupDriver != "systemd" {
+		t.Fatalf("%q, %v", cfg.CgroupDriver, err)
+	}
+	if err := checkDriver(&cfg, host.Facts{}, slog.New(slog.DiscardHandler)); err != nil || cfg.CgroupDriver != config.Cgroupfs {
+		t.Errorf("the driver of a kubelet's configuration: %q, %v", cfg.CgroupDriver, err)
 	}
 }

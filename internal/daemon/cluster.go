@@ -193,7 +193,12 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 			return nil, fmt.Errorf("--node-client-ca-file: %w", err)
 		}
 	}
+	least, suites, err := m.d.cfg.TLS()
+	if err != nil {
+		return nil, err
+	}
 	return kubeletapi.New(kubeletapi.Config{
+		Accept: kubeletapi.Accept{MinVersion: least, CipherSuites: suites},
 		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey, Signed: m.identity.signed(),
 		ClientCA: ca, Hosts: append(nodeIPs(m.d.cfg), hostname()), HealthListen: m.d.cfg.NodeHealthz,
 		HostLogs: "/var/log", Checkpoints: filepath.Join(m.d.cfg.Root, "checkpoints"),

@@ -130,6 +130,7 @@ func Run(ctx context.Context, cfg config.Config, reloads Reload) error {
 	if uid := os.Geteuid(); uid != 0 {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
 	}
+	logKubelet(cfg, d.log)
 	doctor.LogExposures(cfg, d.log)
 	began := time.Now()
 	var err error
@@ -195,7 +196,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	d.devices = openDevices(d)
-	if err := checkDriver(d.cfg, d.facts); err != nil {
+	if err := checkDriver(&d.cfg, d.facts, d.log); err != nil {
 		return err
 	}
 	if d.classes, err = resourceclass.Open(resourceclass.Config{BlockIO: d.cfg.BlockIO, RDT: d.cfg.RDT}); err != nil {

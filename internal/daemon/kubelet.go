@@ -2,13 +2,29 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/huskd/husk/internal/config"
-	"github.com/huskd/husk/internal/dns/forward"
 )
+
+// logKubelet logs what kubelet-config has become: one line for the whole, and one for each field
+// that huskd can't follow.
+func logKubelet(cfg config.Config, log *slog.Logger) {
+	t := cfg.Translation
+	if t == nil {
+		return
+	}
+	log.Info("the configuration of the kubelet is used", "files", strings.Join(t.Files, " "), "keys", strings.Join(slices.Sorted(maps.Keys(t.Values)), " "), "overridden", strings.Join(cfg.Overridden, " "))
+	for _, n := range t.Missing {
+		log.Warn("huskd doesn't have what the configuration of the kubelet asks for", "field", n.Field, "value", n.Value, "at", n.At, "why", n.Text)
+	}
+}
 
 // kubeletConfiguration returns the configuration in the fields of a KubeletConfiguration,
 // kubelet.config.k8s.io/v1beta1. It has only those that huskd has.
@@ -32,13 +48,16 @@ func kubeletConfiguration(cfg config.Config) map[string]any {
 		"tlsPrivateKeyFile":           cfg.NodeTLSKey,
 		"authentication":              map[string]any{"x509": map[string]any{"clientCAFile": cfg.NodeClientCA}, "webhook": map[string]any{"enabled": true}, "anonymous": map[string]any{"enabled": false}},
 		"authorization":               map[string]any{"mode": "Webhook"},
+		"tlsMinVersion":               cfg.NodeTLSMin,
+		"tlsCipherSuites":             cfg.NodeTLSSuites,
+		"serverTLSBootstrap":          cfg.NodeTLSCSR,
 		"registerNode":                true,
 		"registerWithTaints":          taints,
 		"clusterDNS":                  cfg.ClusterDNS,
 		"clusterDomain":               cfg.ClusterDomain,
 		"cgroupDriver":                cfg.CgroupDriver,
 		"cgroupsPerQOS":               true,
-		"resolvConf":                  forward.NodeFiles.Main,
+		"resolvConf":                  cfg.ResolvConf,
 		"maxPods":                     cfg.MaxPods,
 		"kubeReserved":                cfg.KubeReserved,
 		"systemReserved":              cfg.SystemReserved,

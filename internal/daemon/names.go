@@ -181,7 +181,7 @@ func (n *names) run(ctx context.Context, running *errgroup.Group) {
 		}
 	})
 	running.Go(func() error {
-		n.forward.Follow(ctx, forward.NodeFiles, n.zone.Server)
+		n.forward.Follow(ctx, resolvConf(n.d.cfg), n.zone.Server)
 		return nil
 	})
 	running.Go(func() error {

@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/agent/event"
-	"github.com/huskd/husk/internal/dns/forward"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/displaced"
 	"github.com/huskd/husk/internal/network/explain"
@@ -185,7 +184,7 @@ func others(d *daemon) func() []placement.Place {
 		}
 		own := plan.Resolvers(d.instance)
 		add(placement.Resolver, "of pods", own[:]...)
-		add(placement.Resolver, "of this node", forward.NodeFiles.Resolvers()...)
+		add(placement.Resolver, "of this node", resolvConf(d.cfg).Resolvers()...)
 		for _, p := range d.nodesStatus().Peers {
 			add(placement.Node, p.Name, p.Addresses...)
 		}

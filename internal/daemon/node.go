@@ -26,9 +26,19 @@ func nodeFacts(d *daemon) func() criconfig.Node {
 		n.IPs = nodeIPs(cfg)
 		n.ClusterDNS = d.names.servers(cfg.ClusterDNS)
 		n.Services = d.services.Effective()
-		n.ResolvConf, _ = forward.NodeFiles.Read()
+		n.ResolvConf, _ = resolvConf(cfg).Read()
 		return n
 	}
+}
+
+// resolvConf returns the files that name the node's resolvers.
+func resolvConf(cfg config.Config) forward.Files {
+	files := forward.NodeFiles
+	files.Main = cfg.ResolvConf
+	if cfg.ResolvConf == "" {
+		files.Main = os.DevNull
+	}
+	return files
 }
 
 // nodeIPs returns the configured addresses of the node or, without any, those from which the node

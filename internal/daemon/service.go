@@ -73,6 +73,7 @@ func reload(d *daemon) {
 	}
 	_ = d.logOutput.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
 	d.log.Info("the configuration is reloaded", "log-level", cfg.LogLevel)
+	logKubelet(cfg, d.log)
 	if changed := changedKeys(d.cfg, cfg); len(changed) > 0 {
 		d.log.Warn("these keys of the configuration have changed and take effect when huskd is restarted; pods keep running meanwhile", "keys", strings.Join(changed, " "))
 	}

@@ -41,6 +41,9 @@ func describe(d *daemon) *huskv1.InfoResponse {
 		Node: nodeName(d.cfg), Mode: "standalone", Manifests: d.cfg.Manifests, Socket: d.cfg.Listen, Root: d.cfg.Root, State: d.cfg.State,
 		Network: describeNetwork(d), Host: describeHost(d),
 	}
+	if t := d.cfg.Translation; t != nil {
+		out.KubeletConfig = t.Files
+	}
 	if u, err := url.Parse(d.cfg.Web); err == nil {
 		out.ManifestUrl = u.Redacted()
 	}

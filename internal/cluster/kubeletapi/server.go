@@ -38,6 +38,14 @@ const (
 	maxHeader      = 64 << 10
 )
 
+// Accept says what clients may use of TLS.
+type Accept struct {
+	// MinVersion is the least version; 1.2 if it is 0.
+	MinVersion uint16
+	// CipherSuites are those of TLS 1.2; Go's defaults if there are none.
+	CipherSuites []uint16
+}
+
 // Config configures a Server.
 type Config struct {
 	Client *cluster.Client
@@ -48,6 +56,7 @@ type Config struct {
 	// CertFile and KeyFile are the server's certificate. If they are empty, the server makes a
 	// self-signed one.
 	CertFile, KeyFile string
+	Accept            Accept
 	// Signed, if set, returns a certificate that the cluster has signed, or nil before there is
 	// one. Until then the server uses its own.
 	Signed func() *tls.Certificate

@@ -16,7 +16,7 @@ import (
 // tlsConfig returns the TLS configuration. It requests a client certificate, which auth verifies: a
 // client without a valid one can still send a token.
 func (s *Server) tlsConfig() (*tls.Config, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, ClientCAs: s.auth.roots}
+	config := &tls.Config{MinVersion: max(s.Accept.MinVersion, tls.VersionTLS12), CipherSuites: s.Accept.CipherSuites, ClientAuth: tls.RequestClientCert, ClientCAs: s.auth.roots}
 	if s.CertFile == "" {
 		cert, err := selfSigned(s.Node, s.Hosts)
 		if err != nil {
