@@ -7481,9 +7481,10 @@ type InfoResponse struct {
 	Network     *NetworkInfo   `protobuf:"bytes,16,opt,name=network,proto3" json:"network,omitempty"`
 	Host        *HostInfo      `protobuf:"bytes,17,opt,name=host,proto3" json:"host,omitempty"`
 	// Pods include those of CRI.
-	Pods          *Count `protobuf:"bytes,18,opt,name=pods,proto3" json:"pods,omitempty"`
-	Containers    *Count `protobuf:"bytes,19,opt,name=containers,proto3" json:"containers,omitempty"`
-	Images        int32  `protobuf:"varint,20,opt,name=images,proto3" json:"images,omitempty"`
+	Pods          *Count   `protobuf:"bytes,18,opt,name=pods,proto3" json:"pods,omitempty"`
+	Containers    *Count   `protobuf:"bytes,19,opt,name=containers,proto3" json:"containers,omitempty"`
+	Images        int32    `protobuf:"varint,20,opt,name=images,proto3" json:"images,omitempty"`
+	KubeletConfig []string `protobuf:"bytes,21,rep,name=kubelet_config,json=kubeletConfig,proto3" json:"kubelet_config,omitempty"` // files of a kubelet's configuration that huskd follows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7656,6 +7657,13 @@ func (x *InfoResponse) GetImages() int32 {
 		return x.Images
 	}
 	return 0
+}
+
+func (x *InfoResponse) GetKubeletConfig() []string {
+	if x != nil {
+		return x.KubeletConfig
+	}
+	return nil
 }
 
 type StorageInfo struct {
@@ -9071,7 +9079,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04port\x18\x03 \x01(\x05R\x04port\x12\x1b\n" +
 	"\tnode_port\x18\x04 \x01(\x05R\bnodePort\x12\x1c\n" +
 	"\tendpoints\x18\x05 \x03(\tR\tendpoints\"\r\n" +
-	"\vInfoRequest\"\xff\x04\n" +
+	"\vInfoRequest\"\xa6\x05\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06commit\x18\x02 \x01(\tR\x06commit\x12\x1d\n" +
@@ -9098,7 +9106,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\n" +
 	"containers\x18\x13 \x01(\v2\x0e.husk.v1.CountR\n" +
 	"containers\x12\x16\n" +
-	"\x06images\x18\x14 \x01(\x05R\x06images\"\xb0\x01\n" +
+	"\x06images\x18\x14 \x01(\x05R\x06images\x12%\n" +
+	"\x0ekubelet_config\x18\x15 \x03(\tR\rkubeletConfig\"\xb0\x01\n" +
 	"\vStorageInfo\x12 \n" +
 	"\vsnapshotter\x18\x01 \x01(\tR\vsnapshotter\x12\x1e\n" +
 	"\n" +

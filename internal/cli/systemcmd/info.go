@@ -19,23 +19,25 @@ import (
 
 // infoView is the output of husk info.
 type infoView struct {
-	Client      clientView    `json:"client"`
-	Server      serverView    `json:"server"`
-	Node        string        `json:"node"`
-	Mode        string        `json:"mode"` // standalone, cluster or network-only
-	APIServer   string        `json:"apiServer,omitempty"`
-	Manifests   string        `json:"manifests,omitempty"`
-	ManifestURL string        `json:"manifestURL,omitempty"`
-	Socket      string        `json:"socket"`
-	Root        string        `json:"root"`
-	State       string        `json:"state"`
-	Storage     storageView   `json:"storage"`
-	Runtimes    []runtimeView `json:"runtimes"` // the default first
-	Network     networkView   `json:"network"`
-	Host        hostView      `json:"host"`
-	Pods        countView     `json:"pods"`
-	Containers  countView     `json:"containers"`
-	Images      int32         `json:"images"`
+	Client      clientView `json:"client"`
+	Server      serverView `json:"server"`
+	Node        string     `json:"node"`
+	Mode        string     `json:"mode"` // standalone, cluster or network-only
+	APIServer   string     `json:"apiServer,omitempty"`
+	Manifests   string     `json:"manifests,omitempty"`
+	ManifestURL string     `json:"manifestURL,omitempty"`
+	// KubeletConfig are the files of a kubelet's configuration that huskd follows.
+	KubeletConfig []string      `json:"kubeletConfig,omitempty"`
+	Socket        string        `json:"socket"`
+	Root          string        `json:"root"`
+	State         string        `json:"state"`
+	Storage       storageView   `json:"storage"`
+	Runtimes      []runtimeView `json:"runtimes"` // the default first
+	Network       networkView   `json:"network"`
+	Host          hostView      `json:"host"`
+	Pods          countView     `json:"pods"`
+	Containers    countView     `json:"containers"`
+	Images        int32         `json:"images"`
 }
 
 type clientView struct {
@@ -98,7 +100,7 @@ func viewOf(r *huskv1.InfoResponse) infoView {
 	storage, network, host := r.GetStorage(), r.GetNetwork(), r.GetHost()
 	v := infoView{
 		Client: clientView{version.Version}, Server: serverView{r.Version, r.Commit, r.GoVersion, r.Pid, time.Unix(0, r.StartedNs).UTC()},
-		Node: r.Node, Mode: r.Mode, APIServer: r.ApiServer, Manifests: r.Manifests, ManifestURL: r.ManifestUrl, Socket: r.Socket, Root: r.Root, State: r.State,
+		Node: r.Node, Mode: r.Mode, APIServer: r.ApiServer, Manifests: r.Manifests, ManifestURL: r.ManifestUrl, KubeletConfig: r.KubeletConfig, Socket: r.Socket, Root: r.Root, State: r.State,
 		Storage:  storageView{storage.GetSnapshotter(), storage.GetFilesystem(), storage.GetTotalBytes(), storage.GetFreeBytes(), storage.GetImageBytes()},
 		Runtimes: []runtimeView{},
 		Network: networkView{
@@ -149,6 +151,9 @@ func (v infoView) table(now time.Time) *render.Table {
 	t.Row("huskd", fmt.Sprintf("%s, %s, PID %d, up %s", v.Server.Version, v.Server.GoVersion, v.Server.PID, render.Age(now.Sub(v.Server.Started))))
 	t.Row("node", v.Node)
 	t.Row("mode", v.mode())
+	for i, file := range v.KubeletConfig {
+		t.Row(heading(i, "kubelet config"), file)
+	}
 	t.Row("socket", v.Socket)
 	t.Row("root", v.Root)
 	t.Row("state", v.State)

@@ -1,4 +1,5 @@
-// Package systemcmd has the commands about the node as a whole: husk info and husk system.
+// Package systemcmd has the commands about the node as a whole: husk info, husk system and husk
+// kubelet-config.
 package systemcmd
 
 import (
@@ -18,7 +19,7 @@ type App struct {
 	WithClient func(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error
 }
 
-// New returns the commands husk info and husk system.
+// New returns the commands.
 func New(app App) []*cobra.Command {
 	t := &tool{app}
 	system := &cobra.Command{
@@ -30,7 +31,7 @@ husk system prune`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	system.AddCommand(t.info("system info"), t.df(), t.prune())
-	return []*cobra.Command{t.info("info"), system}
+	return []*cobra.Command{t.info("info"), system, t.kubeletConfig()}
 }
 
 type tool struct{ App }
