@@ -12,6 +12,7 @@ import (
 	"github.com/huskd/husk/internal/api"
 	"github.com/huskd/husk/internal/cli"
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/kubeletconfig"
 	"github.com/huskd/husk/internal/manifest/fields"
 	"github.com/huskd/husk/internal/manifest/kinds"
 	"github.com/huskd/husk/test/node"
@@ -29,12 +30,13 @@ const top = "../.."
 
 func TestReferenceIsCurrent(t *testing.T) {
 	for file, want := range map[string]string{
-		"cli.md":         cli.Reference(),
-		"coming-from.md": cli.ComingFrom(),
-		"config.md":      config.Reference(),
-		"inspect.md":     api.InspectReference(),
-		"manifest.md":    fields.Reference() + kinds.Reference(),
-		"lifecycle.md":   lifecycles(t),
+		"cli.md":            cli.Reference(),
+		"coming-from.md":    cli.ComingFrom(),
+		"config.md":         config.Reference(),
+		"kubelet-config.md": kubeletconfig.Reference(),
+		"inspect.md":        api.InspectReference(),
+		"manifest.md":       fields.Reference() + kinds.Reference(),
+		"lifecycle.md":      lifecycles(t),
 	} {
 		current(t, filepath.Join("docs/reference", file), func(string) string { return want })
 	}

@@ -98,6 +98,9 @@ func TestBadStart(t *testing.T) {
 		{"an unknown flag", 2, []string{"--absent"}, []string{`huskd: unknown flag: --absent: see huskd --help`}},
 		{"an argument", 2, []string{"pod.yaml"}, []string{`huskd: "pod.yaml": huskd takes only flags; pods are run with husk run`}},
 		{"a missing file", 2, []string{"--config", dir("absent.toml")}, []string{`huskd: configuration: open .*/absent.toml: no such file or directory`}},
+		// systemd starts huskd again until kubeadm has written the file.
+		{"a kubelet's configuration that isn't there yet", 1, []string{"--kubelet-config", dir("absent.yaml")}, []string{`huskd: the kubelet's configuration: stat .*/absent.yaml: no such file or directory: it may not be written yet`}},
+		{"a kubelet's configuration with a mistake", 2, []string{"--kubelet-config", file("config.yaml", "kind: KubeletConfiguration\n")}, []string{`huskd: .*/config.yaml:1: apiVersion: missing: write kubelet.config.k8s.io/v1beta1`}},
 		{"an unknown key", 2, []string{"--config", file("key.toml", "rot = '/x'\n")}, []string{`huskd: .*/key.toml: rot: unknown key: .*`}},
 		{"wrong types", 2, []string{"--config", file("type.toml", "masquerade = 'yes'\nroot = 3\n")}, []string{
 			`huskd: .*/type.toml: root: must be a string`, `huskd: .*/type.toml: masquerade: must be true or false`}},
