@@ -151,8 +151,8 @@ func (c *Cluster) NodeIPs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// TLS returns the least version of TLS of the kubelet API, and the cipher suites of TLS 1.2; none for
-// Go's defaults.
+// TLS returns the least version of TLS of the kubelet API, and the cipher suites of TLS 1.2; none
+// for Go's defaults.
 func (c *Cluster) TLS() (least uint16, suites []uint16, err error) {
 	switch c.NodeTLSMin {
 	case "VersionTLS12":
