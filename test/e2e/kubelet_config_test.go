@@ -26,7 +26,7 @@ func TestKubeletConfig(t *testing.T) {
 	}
 	write(t, n, "resolv.conf", "nameserver 192.0.2.53\nsearch kubelet.example\n")
 	drop := write(t, n, "drop-ins/10.conf", head+"maxPods: 1\npodPidsLimit: 77\n")
-	base := head + "staticPodPath: static\nresolvConf: resolv.conf\nmaxPods: 50\nseccompDefault: false\ncpuManagerPolicy: static\ncgroupDriver: cgroupfs\nshutdownGracePeriod: 0s\n"
+	base := head + "staticPodPath: static\nresolvConf: resolv.conf\nmaxPods: 50\nseccompDefault: false\ncpuManagerPolicy: static\ncgroupDriver: systemd\nshutdownGracePeriod: 0s\n"
 	config := write(t, n, "config.yaml", base)
 	own := write(t, n, "huskd.toml", fmt.Sprintf("kubelet-config = %q\nkubelet-config-dir = %q\nmax-pods = 3\n", config, filepath.Dir(drop)))
 	w := testEnvOn(t, n, node.Flags("--config", own))
