@@ -71,7 +71,7 @@ func reload(d *daemon) {
 		d.log.Error("the configuration is not reloaded", "error", err)
 		return
 	}
-	_ = checkDriver(&cfg, d.facts, d.log) // so that what the host lacks is no change
+	_ = checkDriver(&cfg, d.facts, d.log)                     // so that what the host lacks is no change
 	_ = d.logOutput.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
 	d.log.Info("the configuration is reloaded", "log-level", cfg.LogLevel)
 	logKubelet(cfg, d.log)
