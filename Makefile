@@ -10,8 +10,10 @@ LINT    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # failures than three are no accident.
 GOTEST := $(GO) run gotest.tools/gotestsum@v1.13.0 --format pkgname-and-test-fails --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test
 
-# Without gRPC's tracing, which needs html/template, huskd is a fifth smaller.
-BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/internal/version.Version=$(VERSION)'
+# Without gRPC's tracing, which needs html/template, huskd is a fifth smaller. nri_no_wasm leaves out
+# the WebAssembly engine of NRI: docs/decisions/0065.
+TAGS  := grpcnotrace,nri_no_wasm
+BUILD := -trimpath -tags $(TAGS) -ldflags '-s -w -X github.com/huskd/husk/internal/version.Version=$(VERSION)'
 
 # Debian packages: for pods, for tests, and for the race detector.
 PODS  := runc conmon

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,11 @@ func (l logger) Warnf(ctx context.Context, format string, args ...any) {
 }
 
 func (l logger) Errorf(ctx context.Context, format string, args ...any) {
-	l.write(ctx, slog.LevelError, format, args)
+	level := slog.LevelError
+	if slices.Contains(args, any(adaptation.ErrWasmDisabled)) {
+		level = slog.LevelDebug // at each start; a plugin that needs it gets a warning of its own
+	}
+	l.write(ctx, level, format, args)
 }
 
 // counter receives the number of plugins from the adaptation.
