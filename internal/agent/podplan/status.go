@@ -324,7 +324,8 @@ func exitReason(run Container) string {
 	return cmp.Or(run.Reason, ExitReason(run.ExitCode, run.OOMKilled))
 }
 
-// exitMessage returns what a run left as its message or, without one, why its postStart hook failed.
+// exitMessage returns what a run left as its message or, without one, why its postStart hook
+// failed.
 func exitMessage(run Container) string {
 	if run.Message == "" && run.Health.PostStart == Failing {
 		return run.Health.Message
