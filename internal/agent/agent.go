@@ -78,6 +78,8 @@ type Agent struct {
 	admitted *admission.Ledger
 	// Events are the latest events of the pods.
 	Events *event.Log
+	// UserNamespaced are the sandboxes with a user namespace.
+	UserNamespaced Starts
 
 	// declaring is held while declarations change and are applied: a pod must not be admitted by a
 	// declaration that has changed since it was read. Invariant: it is locked before mu.
@@ -93,14 +95,18 @@ type Agent struct {
 
 	owner sync.Map // *podState by sandbox ID
 
-	userNamespaced struct{ started, failed atomic.Uint64 } // sandboxes with a user namespace
-
 	unattached chan struct{} // see Unattached
 
 	background sync.WaitGroup
 	closing    context.Context
 	close      context.CancelFunc
 }
+
+// Starts counts starts of something since huskd was started.
+type Starts struct{ started, failed atomic.Uint64 }
+
+// Count returns how many there were, and how many of them failed.
+func (s *Starts) Count() (started, failed uint64) { return s.started.Load(), s.failed.Load() }
 
 // New returns an agent without pods. Load adds the recorded ones.
 func New(cfg Config) *Agent {

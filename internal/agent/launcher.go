@@ -119,10 +119,10 @@ func (l *launcher) runSandbox(ctx context.Context, config *runtimeapi.PodSandbox
 	users := l.manifest.Spec.HostUsers
 	namespaced := users != nil && !*users
 	if namespaced {
-		l.a.userNamespaced.started.Add(1)
+		l.a.UserNamespaced.started.Add(1)
 		defer func() {
 			if err != nil {
-				l.a.userNamespaced.failed.Add(1)
+				l.a.UserNamespaced.failed.Add(1)
 			}
 		}()
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// TestCountsUserNamespaces: starts of sandboxes with a user namespace are counted, and those of them
-// that fail.
+// TestCountsUserNamespaces: starts of sandboxes with a user namespace are counted, and those of
+// them that fail.
 func TestCountsUserNamespaces(t *testing.T) {
 	h := newHarness(t)
 	h.cfg.PortTaken = func(pod.PortMapping) error { return errors.New("taken") }
@@ -23,7 +23,7 @@ func TestCountsUserNamespaces(t *testing.T) {
 		}
 		h.apply(p)
 		h.waitFor(string(p.UID), "refused", func(p Pod) bool { return p.Status.Message == "taken" })
-		started, failed := h.UserNamespaced()
+		started, failed := h.UserNamespaced.Count()
 		if own != (failed > 0) || failed > started || !own && started > 0 {
 			t.Errorf("pod %s: %d starts with a user namespace, %d failed", name, started, failed)
 		}

@@ -61,12 +61,6 @@ func (a *Agent) Get(uid string) (Pod, error) {
 	return w.published.pod(), nil
 }
 
-// UserNamespaced returns how many sandboxes with a user namespace were started since huskd was, and
-// how many of these starts failed.
-func (a *Agent) UserNamespaced() (started, failed uint64) {
-	return a.userNamespaced.started.Load(), a.userNamespaced.failed.Load()
-}
-
 // ProbeTallies returns the results of the probes of all pods.
 func (a *Agent) ProbeTallies() []probe.Tally { return a.probes.Tallies() }
 

@@ -218,7 +218,7 @@ func (m *membership) usage() nodestats.Source {
 		Node: nodeName(m.d.cfg), Pods: m.d.agent.List, Meter: m.d.meter, Cgroup: m.d.sandboxes.Cgroup,
 		Layer: m.d.containers.Layer, EmptyDir: m.d.volumes().EmptyDir, Images: m.d.images.Usage, Root: m.d.cfg.Root,
 		Info:    func() corev1.NodeSystemInfo { return m.reporter.Load().Node().Status.NodeInfo },
-		Tallies: m.d.agent.ProbeTallies, UserNamespaced: m.d.agent.UserNamespaced, Booted: stats.Booted(), Started: time.Now(),
+		Tallies: m.d.agent.ProbeTallies, UserNamespaced: m.d.agent.UserNamespaced.Count, Booted: stats.Booted(), Started: time.Now(),
 	}
 }
 

@@ -72,7 +72,7 @@ type similarEvents struct {
 	first    time.Time
 }
 
-// eventReport is an event as it is reported. Those with the same id are the same object on the server.
+// eventReport is an event as it is reported. Those with the same id are one object on the server.
 type eventReport struct {
 	event.Event
 	id string

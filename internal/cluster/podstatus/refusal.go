@@ -140,8 +140,8 @@ func (r *refusal) ephemeral(pod *corev1.Pod) (out []corev1.ContainerStatus) {
 	return out
 }
 
-// waitingAsWithKubelet returns the status of a pod that waits for what a kubelet would wait for, too.
-// Like a kubelet's, it says that the containers are being created; events say what is missing.
+// waitingAsWithKubelet returns the status of a pod that waits for what a kubelet would wait for,
+// too. Like a kubelet's, it says that the containers are being created; events say what is missing.
 func waitingAsWithKubelet(pod *corev1.Pod, why admission.Refusal, node criconfig.Node, now time.Time) corev1.PodStatus {
 	p := agent.Pod{Manifest: pod, Created: now, Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending, Initialized: len(pod.Spec.InitContainers) == 0}}
 	reason := podplan.ReasonCreating

@@ -335,8 +335,8 @@ func TestWaitsAsWithKubelet(t *testing.T) {
 	})
 }
 
-// TestWritesOfAPod: the life of a pod writes the kubelet's four events to the server, each change of
-// its status, and its deletion, although huskd tells its own users more.
+// TestWritesOfAPod: the life of a pod writes the kubelet's four events to the server, each change
+// of its status, and its deletion, although huskd tells its own users more.
 func TestWritesOfAPod(t *testing.T) {
 	f := start(t)
 	pod := parse(t, web)

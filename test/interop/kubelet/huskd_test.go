@@ -83,6 +83,7 @@ func TestHuskd(t *testing.T) {
 	t.Run("debug", func(t *testing.T) { o.huskd = o.subtest(t).testDebug() })
 	t.Run("statuses", func(t *testing.T) { o.subtest(t).testStatuses() })
 	t.Run("rejections", func(t *testing.T) { o.subtest(t).testRejections() })
+	t.Run("rejections at once", func(t *testing.T) { o.subtest(t).testRejectedAtOnce() })
 	t.Run("refusals", func(t *testing.T) { o.huskd = o.subtest(t).testRefusals() })
 	t.Run("mirror", func(t *testing.T) { o.subtest(t).testMirror() })
 	t.Run("deletion", func(t *testing.T) { o.subtest(t).testDeletion() })

@@ -1,11 +1,56 @@
 package kubelet
 
 import (
+	"fmt"
+	"strings"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/huskd/husk/test/node"
 )
+
+// rejected is the number of pods that are rejected at once.
+const rejected = 30
+
+// testRejectedAtOnce creates many pods at once that the node must reject. None of them may stay
+// pending: nobody decides about a pod a second time.
+func (o huskNode) testRejectedAtOnce() {
+	pods, began := o.api.CoreV1().Pods("default"), time.Now()
+	errs := make(chan error, rejected)
+	for i := range rejected {
+		var pod corev1.Pod
+		o.must(yaml.UnmarshalStrict([]byte(simple(fmt.Sprintf("unsafe-%02d", i), "securityContext: {sysctls: [{name: kernel.msgmax, value: '8192'}]}", "command: [sleep]")), &pod))
+		pod.Spec.NodeName = "node"
+		go func() {
+			_, err := pods.Create(o.t.Context(), &pod, metav1.CreateOptions{})
+			errs <- err
+		}()
+	}
+	for range rejected {
+		o.must(<-errs)
+	}
+	created := time.Since(began)
+	node.Eventually(o.t, 30*time.Second, func() string {
+		failed, pending := 0, ""
+		for name, p := range o.list() {
+			switch {
+			case !strings.HasPrefix(name, "unsafe-"):
+			case p.Status.Phase == corev1.PodFailed && p.Status.Reason == "SysctlForbidden" && p.Status.Message != "":
+				failed++
+			default:
+				pending = name + " is " + describe(p)
+			}
+		}
+		if failed < rejected {
+			return fmt.Sprintf("%d of %d pods are rejected, and %s", failed, rejected, pending)
+		}
+		return ""
+	})
+	o.t.Logf("%d pods created in %v, all rejected after %v", rejected, created.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+}
 
 // testRefusals creates pods with something that huskd doesn't support. They wait, don't stop what
 // runs, and can be deleted, also after a restart of huskd. It returns the new huskd.

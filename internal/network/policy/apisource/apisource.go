@@ -52,7 +52,8 @@ var (
 	clusterList    = cluster.List{Path: "/apis/policy.networking.k8s.io/v1alpha2/" + clusterPlural, Item: &accept.ClusterNetworkPolicy{}, List: &accept.ClusterNetworkPolicyList{}}
 	namespaceList  = cluster.List{Path: "/api/v1/namespaces", Item: &corev1.Namespace{}, List: &corev1.NamespaceList{}}
 	nodeList       = cluster.List{Path: "/api/v1/nodes", Item: &corev1.Node{}, List: &corev1.NodeList{}}
-	// definitionList has the definition of ClusterNetworkPolicies. Its metadata change with its status.
+	// definitionList has the definition of ClusterNetworkPolicies. Its metadata change with its
+	// status.
 	definitionList = cluster.List{
 		Path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Fields: "metadata.name=" + clusterPlural + "." + accept.ClusterVersion.Group,
 		Item: &metav1.PartialObjectMetadata{}, List: &metav1.PartialObjectMetadataList{}, Metadata: true,
@@ -342,8 +343,8 @@ func (r *run) followObjects(ctx context.Context) (stop func()) {
 
 // followWhileServed follows ClusterNetworkPolicies as long as the server has them, until ctx ends.
 // Their definition may be installed at any time. A node watches it: with thousands of nodes, asking
-// for what isn't there each half a minute, as one must that may not watch, is hundreds of requests a
-// second.
+// for what isn't there each half a minute, as one must that may not watch, is hundreds of requests
+// a second.
 func (r *run) followWhileServed(ctx context.Context) {
 	wait := cmp.Or(r.Recheck, recheck)
 	d := definition{changed: make(chan struct{}, 1), stop: func() {}}
