@@ -43,6 +43,7 @@ func refusalOf(err error, prefix string) admission.Refusal {
 		})
 	}
 	switch {
+	case prefix != "": // of an ephemeral container, whose pod has all that it needs
 	case about("spec.volumes[", ".volumeDevices"): // a kubelet begins with these
 		return admission.Refusal{Reason: podplan.ReasonMount, Message: "Unable to attach or mount volumes: " + text}
 	case about("spec.resourceClaims", ".resources.claims"):
