@@ -43,10 +43,9 @@ type memory struct {
 	heard time.Duration // when the store is known to have had what is in the snapshot
 }
 
-// remember keeps what a snapshot has lost since the last one, whose blocks are given by session.
-// The node itself is left out. What is no longer there after a TTL without the store may have
-// ended.
-func (m *memory) remember(node string, last, next Snapshot, bound map[Session][]netip.Prefix, now, ttl time.Duration) {
+// remember keeps what a snapshot has lost since the last one, but for what is the node's own. What
+// is no longer there after a TTL without the store may have ended.
+func (m *memory) remember(node string, last, next Snapshot, now, ttl time.Duration) {
 	if next.Rewinds <= last.Rewinds || now >= m.heard+ttl {
 		return
 	}
@@ -59,7 +58,7 @@ func (m *memory) remember(node string, last, next Snapshot, bound map[Session][]
 			before[k.name], k.restoreAt, k.there = true, restoreAt(k.name), false
 		}
 	}
-	claims := bySession(next.Claims)
+	bound, claims := bySession(last.Claims), bySession(next.Claims)
 	for _, r := range last.Records {
 		name := r.Node.Name
 		if name == node || before[name] {

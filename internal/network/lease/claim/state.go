@@ -319,7 +319,7 @@ func shareAddress(a, b []netip.Addr) bool {
 // Snapshot sets what the store has. It may be older than the latest answers.
 func (s *State) Snapshot(snap Snapshot, now time.Duration) {
 	if s.known {
-		s.memory.remember(s.cfg.Node, s.snap, snap, s.bound, now, s.ttl)
+		s.memory.remember(s.cfg.Node, s.snap, snap, now, s.ttl)
 	}
 	if !slices.Equal(snap.Claims, s.snap.Claims) {
 		s.bound = bySession(snap.Claims)
