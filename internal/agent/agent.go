@@ -80,6 +80,8 @@ type Agent struct {
 	Events *event.Log
 	// UserNamespaced are the sandboxes with a user namespace.
 	UserNamespaced Starts
+	// Unattached has an item when the network couldn't take a pod's sandbox, and may be able to later.
+	Unattached chan struct{}
 
 	// declaring is held while declarations change and are applied: a pod must not be admitted by a
 	// declaration that has changed since it was read. Invariant: it is locked before mu.
@@ -94,8 +96,6 @@ type Agent struct {
 	draining bool
 
 	owner sync.Map // *podState by sandbox ID
-
-	unattached chan struct{} // see Unattached
 
 	background sync.WaitGroup
 	closing    context.Context
@@ -119,7 +119,7 @@ func New(cfg Config) *Agent {
 		workers:  workers{byName: map[string]*worker{}, byUID: map[string]*worker{}},
 		declared: map[source.Kind]map[string]declaration{},
 
-		unattached: make(chan struct{}, 1),
+		Unattached: make(chan struct{}, 1),
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a
@@ -193,9 +193,6 @@ func (a *Agent) ImagesChanged() {
 		w.nudge()
 	}
 }
-
-// Unattached has an item when the network couldn't take a pod's sandbox, and may be able to later.
-func (a *Agent) Unattached() <-chan struct{} { return a.unattached }
 
 // Attachable makes the pods try again at once whose sandboxes the network couldn't take.
 func (a *Agent) Attachable() {

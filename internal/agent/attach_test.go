@@ -44,7 +44,7 @@ func TestAttachable(t *testing.T) {
 	h.apply(web)
 	for range failures {
 		select {
-		case <-h.Unattached():
+		case <-h.Unattached:
 		case <-time.After(patience):
 			t.Fatalf("the pod wasn't tried again: %d of %d failures are left", n.left.Load(), failures)
 		}

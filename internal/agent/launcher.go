@@ -64,7 +64,7 @@ func (l *launcher) createSandbox(attempt uint32) {
 		l.warn("agent: creating a sandbox failed", err)
 		if l.sandboxFailure.Unattached {
 			select {
-			case l.a.unattached <- struct{}{}:
+			case l.a.Unattached <- struct{}{}:
 			default:
 			}
 		}

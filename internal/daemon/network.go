@@ -136,7 +136,7 @@ func awaitAddresses(ctx context.Context, d *daemon) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-d.agent.Unattached():
+		case <-d.agent.Unattached:
 		}
 		waited := false
 		for ; d.network.Status() != nil; waited = true {

@@ -37,17 +37,17 @@ const DefaultTTL = 24 * time.Hour
 // DefaultCluster is the name of a cluster that has none.
 const DefaultCluster = "default"
 
-// These limits are for ways to etcd with round trips of up to 5 s, such as by satellite or through a
-// queue that is full, over which it works for all that.
+// These limits allow for round trips of 5 s, which a satellite and a full queue can take. A dead
+// etcd is noticed nevertheless.
 const (
-	// timeout is how long a call takes at most: four round trips. Of a user with a name, to prolong a
-	// session takes three, one of which is the client's to authenticate again.
+	// timeout is how long a call takes at most: four round trips. To prolong the session of a user
+	// with a name takes three, the first of which is the client's to authenticate again.
 	timeout = 20 * time.Second
-	// doubt is how long a connection may be silent after it was asked whether it is alive, which
-	// happens if it was silent for 10 s: two round trips, as other answers may be in the way.
+	// doubt is how long the answer to a ping may take, which is sent on a connection that was silent
+	// for 10 s: two round trips, as other answers may be in the way.
 	doubt = 10 * time.Second
-	// connectTime is how long calls wait for a connection. It takes three round trips: one of TCP, one
-	// of TLS, and one of HTTP/2. gRPC gives up after the same time.
+	// connectTime is how long calls wait for a connection, after which gRPC begins another one. It
+	// takes three round trips: one each of TCP, TLS and HTTP/2.
 	connectTime = 20 * time.Second
 	// dialTime is how long the server may take to answer the first of these: one round trip. The
 	// kernel repeats what isn't answered less and less often, so that an attempt which began while
