@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/osrg/gobgp/v4/pkg/server"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/huskd/husk/internal/network/bgp"
@@ -140,40 +142,53 @@ func TestDown(t *testing.T) {
 		if got := (&peer{known: c.known, why: c.why}).down(tries.failure(at)); got != c.want {
 			t.Errorf("%+v: %q", c, got)
 		}
-		if tries.reached(at, wire.BGP_FSM_OPENSENT, 0, time.Now()); tries.failure(at) != "" {
+		if tries.reached(at, wire.BGP_FSM_OPENSENT, time.Now()); tries.failure(at) != "" {
 			t.Errorf("a connection hasn't made %q forgotten", c.failure)
 		}
 	}
 }
 
-// TestClosesEarly checks what is said about a peer that takes connections and closes them.
+// TestClosesEarly connects to a peer that takes connections and closes them.
 func TestClosesEarly(t *testing.T) {
-	at, now := netip.MustParseAddr("192.0.2.1"), time.Now()
-	const lost = api.PeerState_DISCONNECT_REASON_READ_FAILED
-	for _, c := range []struct {
-		states []wire.FSMState
-		why    api.PeerState_DisconnectReason
-		want   bool
-	}{
-		{[]wire.FSMState{wire.BGP_FSM_ACTIVE, wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE}, lost, true},
-		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE, wire.BGP_FSM_ACTIVE}, lost, true},
-		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE, wire.BGP_FSM_ACTIVE, wire.BGP_FSM_OPENSENT}, lost, false},
-		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_IDLE}, api.PeerState_DISCONNECT_REASON_BAD_PEER_AS, false},
-		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_OPENCONFIRM, wire.BGP_FSM_IDLE}, lost, false},
-		{[]wire.FSMState{wire.BGP_FSM_OPENSENT, wire.BGP_FSM_OPENCONFIRM, wire.BGP_FSM_ESTABLISHED, wire.BGP_FSM_IDLE}, lost, false},
-		{[]wire.FSMState{wire.BGP_FSM_ACTIVE, wire.BGP_FSM_IDLE}, lost, false},
-	} {
-		tries := newTries()
-		for _, state := range c.states {
-			tries.reached(at, state, c.why, now)
-		}
-		for _, known := range []bool{false, true} {
-			if got := (&peer{known: known}).down(tries.failure(at)); (got == closesEarly) != c.want {
-				t.Errorf("%v, %v, known %t: %q", c.states, c.why, known, got)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
 			}
+			_, _ = conn.Read(make([]byte, 1)) // it has been greeted
+			_ = conn.Close()
 		}
-		got := (&peer{known: true, why: "BFD has ended the session"}).down(tries.failure(at))
-		if want := "BFD has ended the session; " + closesEarly; c.want && got != want {
+	}()
+	tries, at := newTries(), netip.MustParseAddr("127.0.0.1")
+	b := server.NewBgpServer(server.LoggerOption(slog.New(triesHandler{tries: tries}), nil))
+	go b.Serve()
+	defer b.Stop()
+	if err := b.StartBgp(t.Context(), &api.StartBgpRequest{Global: &api.Global{Asn: 64512, RouterId: "192.0.2.1", ListenPort: -1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.AddPeer(t.Context(), &api.AddPeerRequest{Peer: &api.Peer{
+		Conf:      &api.PeerConf{NeighborAddress: at.String(), PeerAsn: 65000},
+		Transport: &api.Transport{RemotePort: uint32(l.Addr().(*net.TCPAddr).Port)},
+		Timers:    &api.Timers{Config: &api.TimersConfig{ConnectRetry: 1, IdleHoldTimeAfterReset: 1}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); tries.failure(at) != closesEarly; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the attempt has failed because %q", tries.failure(at))
+		}
+	}
+	for want, p := range map[string]*peer{
+		closesEarly: {},
+		"BFD has ended the session; " + closesEarly: {known: true, why: "BFD has ended the session"},
+	} {
+		if got := p.down(tries.failure(at)); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -182,11 +197,11 @@ func TestClosesEarly(t *testing.T) {
 // TestTries checks until when it is known that a peer had a session.
 func TestTries(t *testing.T) {
 	tries, at, now := newTries(), netip.MustParseAddr("192.0.2.1"), time.Now()
-	if tries.reached(at, wire.BGP_FSM_OPENCONFIRM, 0, now); !tries.established(at).IsZero() {
+	if tries.reached(at, wire.BGP_FSM_OPENCONFIRM, now); !tries.established(at).IsZero() {
 		t.Error("before the session is up")
 	}
-	tries.reached(at, wire.BGP_FSM_ESTABLISHED, 0, now)
-	if tries.reached(at, wire.BGP_FSM_IDLE, api.PeerState_DISCONNECT_REASON_READ_FAILED, now.Add(time.Second)); !tries.established(at).Equal(now) {
+	tries.reached(at, wire.BGP_FSM_ESTABLISHED, now)
+	if tries.reached(at, wire.BGP_FSM_IDLE, now.Add(time.Second)); !tries.established(at).Equal(now) {
 		t.Error("after its end, when its routes may be kept")
 	}
 	if tries.forget(at); !tries.established(at).IsZero() {

@@ -192,7 +192,7 @@ func (s *speaker) start() error {
 			if e.Peer.State.SessionState != wire.BGP_FSM_ESTABLISHED {
 				sent.reset(e.Peer.State.NeighborAddress)
 			}
-			tries.reached(e.Peer.State.NeighborAddress, e.Peer.State.SessionState, e.Peer.State.DisconnectReason, time.Now())
+			tries.reached(e.Peer.State.NeighborAddress, e.Peer.State.SessionState, time.Now())
 			s.nudge()
 		},
 	}, server.WatchPostUpdate(false, "", ""), server.WatchEor(false), server.WatchPeer())

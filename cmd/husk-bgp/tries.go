@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/osrg/gobgp/v4/api"
 	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
@@ -21,16 +20,12 @@ type tries struct {
 type try struct {
 	since   time.Time // when its last session came up, even if that has ended
 	failure string    // why the last attempt to connect failed
-	opening bool      // there is a connection on which the peer hasn't said anything
 }
-
-// closesEarly says that the peer takes connections and ends them without a word.
-const closesEarly = "it closes connections at once: does it know this node, or does it wait after an error (BIRD: 1 to 5 minutes, see error wait time)?"
 
 func newTries() *tries { return &tries{peers: map[netip.Addr]try{}} }
 
-// reached takes note of a new state of a session, and of why it isn't in the former one any more.
-func (t *tries) reached(peer netip.Addr, state wire.FSMState, why api.PeerState_DisconnectReason, now time.Time) {
+// reached takes note of a new state of a session.
+func (t *tries) reached(peer netip.Addr, state wire.FSMState, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := t.peers[peer]
@@ -38,12 +33,7 @@ func (t *tries) reached(peer netip.Addr, state wire.FSMState, why api.PeerState_
 	case wire.BGP_FSM_ESTABLISHED:
 		last = try{since: now}
 	case wire.BGP_FSM_OPENSENT, wire.BGP_FSM_OPENCONFIRM:
-		last.failure, last.opening = "", state == wire.BGP_FSM_OPENSENT
-	default:
-		if last.opening && (why == api.PeerState_DISCONNECT_REASON_READ_FAILED || why == api.PeerState_DISCONNECT_REASON_WRITE_FAILED) {
-			last.failure = closesEarly
-		}
-		last.opening = false
+		last.failure = ""
 	}
 	t.peers[peer] = last
 }
@@ -78,6 +68,9 @@ func (t *tries) failure(peer netip.Addr) string {
 	return t.peers[peer].failure
 }
 
+// closesEarly says that the peer takes connections and ends them without a word.
+const closesEarly = "it closes connections at once: does it know this node, or does it wait after an error (BIRD: 1 to 5 minutes, see error wait time)?"
+
 // triesHandler takes from gobgp's log, which is discarded, why it can't connect to a peer. gobgp
 // says that nowhere else.
 type triesHandler struct {
@@ -88,6 +81,7 @@ type triesHandler struct {
 // What gobgp's log says, and the names of attributes in it.
 const (
 	connectFailed = "failed to connect"
+	openFailed    = "outgoing connection IO error"
 	peerAttribute = "Key"
 	errAttribute  = "Error"
 )
@@ -96,7 +90,13 @@ func (triesHandler) Enabled(context.Context, slog.Level) bool { return true }
 
 // Handle takes a record of the log.
 func (h triesHandler) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == connectFailed && h.peer.IsValid() {
+	if !h.peer.IsValid() {
+		return nil
+	}
+	switch r.Message {
+	case openFailed:
+		h.tries.failed(h.peer, closesEarly)
+	case connectFailed:
 		r.Attrs(func(a slog.Attr) bool {
 			if a.Key == errAttribute {
 				h.tries.failed(h.peer, a.Value.String())
