@@ -184,7 +184,7 @@ func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 		"registry.k8s.io/husk/coredns:1": build(ocispec.ImageConfig{Entrypoint: []string{"/coredns"}}, binary("coredns", "coredns", 0o755, testimage.Dir("tmp", 0o1777))),
 	}
 	for id, img := range map[imageutils.ImageID]*testimage.Image{
-		imageutils.Pause: pause, imageutils.Agnhost: agnhost(ocispec.ImageConfig{}), imageutils.AgnhostPrev: agnhost(ocispec.ImageConfig{Labels: map[string]string{"previous": "true"}}),
+		imageutils.Pause: pause, imageutils.Agnhost: agnhost(ocispec.ImageConfig{}, binary("coredns", "coredns", 0o755)), imageutils.AgnhostPrev: agnhost(ocispec.ImageConfig{Labels: map[string]string{"previous": "true"}}),
 		imageutils.BusyBox: build(shell, append(slices.Clone(b.busybox), bash)...), imageutils.NonRoot: build(ocispec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, b.busybox...),
 		imageutils.Nginx: nginx, imageutils.NginxNew: nginx, imageutils.IpcUtils: tooled(shell), imageutils.GlibcDnsTesting: tooled(shell),
 		imageutils.Kitten: picture("kitten"), imageutils.Nautilus: picture("nautilus"),

@@ -1,4 +1,5 @@
-// Command coredns is CoreDNS with the plugins that a cluster's DNS server needs.
+// Command coredns is CoreDNS with the plugins that a cluster's DNS server and Kubernetes' own tests
+// need.
 package main
 
 import (
@@ -6,6 +7,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/errors"
 	_ "github.com/coredns/coredns/plugin/forward"
 	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/hosts"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/loadbalance"
 	_ "github.com/coredns/coredns/plugin/log"
@@ -19,6 +21,6 @@ import (
 )
 
 func main() {
-	dnsserver.Directives = []string{"reload", "ready", "health", "prometheus", "errors", "log", "loadbalance", "cache", "kubernetes", "loop", "forward"}
+	dnsserver.Directives = []string{"reload", "ready", "health", "prometheus", "errors", "log", "loadbalance", "cache", "hosts", "kubernetes", "loop", "forward"}
 	coremain.Run()
 }
