@@ -158,8 +158,8 @@ func TestBGPRouterEndsBFD(t *testing.T) {
 }
 
 // TestBGPRouterWaits has a router of BIRD that waits after an error, for as long as BIRD does by
-// default, and one that doesn't know the node. Both close connections at once, which is no reason to
-// ask for the password.
+// default, and one that doesn't know the node. Both close connections at once, which is no reason
+// to ask for the password.
 func TestBGPRouterWaits(t *testing.T) {
 	t.Parallel()
 	u := node.NewUnderlay(t)

@@ -12,8 +12,8 @@ import (
 )
 
 // TestDetector runs two detectors until both are up. Then one ends its session, which is no
-// failure, and the path goes, which is one. It takes 3 seconds to see that: on a busy machine, either
-// end may send nothing for longer than routers wait.
+// failure, and the path goes, which is one. It takes 3 seconds to see that: on a busy machine,
+// either end may send nothing for longer than routers wait.
 func TestDetector(t *testing.T) {
 	for name, at := range map[string][2]netip.Addr{
 		"IPv4": {netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")},

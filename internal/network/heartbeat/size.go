@@ -80,8 +80,8 @@ func (w *watched) size(p *path, now time.Time, period time.Duration) int {
 	return candidates[turn%len(candidates)]
 }
 
-// schedule sets when the next large probe goes, after one out of turn at another time for each peer:
-// many peers may be new, or have come back, at once.
+// schedule sets when the next large probe goes. After one out of turn it is another time for each
+// peer: many peers may be new, or have come back, at once.
 func (w *watched) schedule(p *path, now time.Time, period time.Duration) {
 	if p.large.IsZero() || p.missed > 0 {
 		period = period * time.Duration(w.at%spread+1) / spread
