@@ -110,8 +110,8 @@ func (s *Service) Cgroup(st Status) string {
 // cgroupPrefix begins the names of pods' cgroups, below those of huskd and of the QoS classes.
 const cgroupPrefix = "pod"
 
-// cgroupName returns the name of a pod's cgroup: pod, the pod's UID, and digits of the sandbox's ID,
-// so that two sandboxes of a pod never share one. The UID is there because a kubelet writes it
+// cgroupName returns the name of a pod's cgroup: pod, the pod's UID, and digits of the sandbox's
+// ID, so that two sandboxes of a pod never share one. The UID is there because a kubelet writes it
 // there: agents that attest workloads, profilers, and Kubernetes' own tests read in the path of a
 // cgroup whose a process is.
 func cgroupName(uid, id string) string {
