@@ -126,8 +126,8 @@ func TestDeclareNameInUse(t *testing.T) {
 	}
 }
 
-// TestDeclaredWithUIDOfAnother checks that a declared pod that was refused for its UID runs once the
-// pod that has it is gone.
+// TestDeclaredWithUIDOfAnother checks that a declared pod that was refused for its UID runs once
+// the pod that has it is gone.
 func TestDeclaredWithUIDOfAnother(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)

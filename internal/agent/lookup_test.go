@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -73,4 +74,33 @@ func TestFind(t *testing.T) {
 			t.Errorf("%q finds %q, %v", c.name, container, err)
 		}
 	}
+}
+
+// BenchmarkHeap reports how much of the heap a pod takes that waits for its image, and has a
+// sandbox and no container. It must not depend on how many there are.
+func BenchmarkHeap(b *testing.B) {
+	for _, n := range []int{100, 400, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				h := newHarness(b)
+				before := heap()
+				for i := range n {
+					h.apply(parse(b, fmt.Sprintf("p%d", i), fmt.Sprintf(", uid: pod-%d", i)))
+				}
+				for i := range n {
+					h.waitFor(fmt.Sprintf("pod-%d", i), "waiting for its image", imageMissing)
+				}
+				b.ReportMetric(float64(heap()-before)/float64(n), "B/pod")
+			}
+		})
+	}
+}
+
+// heap returns the size of what is in use of the heap, in bytes.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // of what finalizers have freed
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -23,7 +23,7 @@ var methodMaxima = map[string]int{
 	"internal/config.Config": 32,
 	// It has one for each verb of users, of sources and of other owners, and for each question of the
 	// edges.
-	"internal/agent.Agent": 35,
+	"internal/agent.Agent": 36,
 	// It has a method for each verb of users and for each source of changes.
 	"internal/workload/controller.Controller": 33,
 	// It has a method for each call of the API.

@@ -52,27 +52,29 @@ func (c *Capacity) Thresholds() ([]eviction.Threshold, error) {
 	return eviction.Parse(eviction.Settings{Hard: c.EvictionHard, Soft: c.EvictionSoft, SoftGrace: c.EvictionGrace, MinReclaim: c.MinReclaim})
 }
 
-// The defaults of max-pods. In a cluster it is the kubelet's, which schedulers and address ranges of
-// nodes are made for. On a lone node it only keeps a slip of the pen, such as too many replicas,
+// The defaults of max-pods. In a cluster it is the kubelet's, which schedulers and address ranges
+// of nodes are made for. On a lone node it only keeps a slip of the pen, such as too many replicas,
 // from taking the whole node: it is what huskd is measured with.
 const (
 	kubeletMaxPods = 110
 	loneMaxPods    = 1000
 )
 
-// setMaxPods sets the default of MaxPods.
-func (c *Config) setMaxPods(bad func(key, format string, args ...any)) {
+// maxPods returns max-pods, or its default if it is 0.
+func maxPods(set int, kubeconfig string) int {
 	switch {
-	case c.MaxPods < 0:
-		bad("max-pods", "%d: must be at least 0", c.MaxPods)
-	case c.MaxPods == 0 && c.Kubeconfig != "":
-		c.MaxPods = kubeletMaxPods
-	case c.MaxPods == 0:
-		c.MaxPods = loneMaxPods
+	case set != 0:
+		return set
+	case kubeconfig != "":
+		return kubeletMaxPods
 	}
+	return loneMaxPods
 }
 
 func (c *Capacity) checkCapacity(bad func(key, format string, args ...any)) {
+	if c.MaxPods < 0 {
+		bad("max-pods", "%d: must be at least 0", c.MaxPods)
+	}
 	if c.SwapBehavior != noSwap && c.SwapBehavior != limitedSwap {
 		bad("memory-swap-behavior", "%q is neither %s nor %s", c.SwapBehavior, noSwap, limitedSwap)
 	}

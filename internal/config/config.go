@@ -380,7 +380,7 @@ func (c *Config) check() error {
 	}
 	c.checkSources(bad)
 	c.checkCluster(bad)
-	c.setMaxPods(bad)
+	c.MaxPods = maxPods(c.MaxPods, c.Kubeconfig)
 	c.checkDisk(bad)
 	c.Images.check(bad)
 	c.Shutdown.check(bad)

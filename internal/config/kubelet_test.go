@@ -61,7 +61,7 @@ func TestKubeletErrors(t *testing.T) {
 	}{
 		{"clusterDNS: [dns.example]\n", "", `cluster-dns: "dns.example" is not an IP address (clusterDNS in FILE:3)`},
 		{"clusterDNS: [dns.example]\n", "--cluster-dns=192.0.2.1", ""},
-		{"maxPods: -1\nimageGCHighThresholdPercent: 70\n", "", "image-gc-low: 80: must be a percentage not above image-gc-high, which is 70\nmax-pods: -1: must be at least 1 (maxPods in FILE:3)"},
+		{"maxPods: -1\nimageGCHighThresholdPercent: 70\n", "", "image-gc-low: 80: must be a percentage not above image-gc-high, which is 70\nmax-pods: -1: must be at least 0 (maxPods in FILE:3)"},
 		{"cgroupDriver: magic\n", "", `cgroup-driver: "magic" is neither cgroupfs nor systemd (cgroupDriver in FILE:3)`},
 		{"tlsCipherSuites: [X]\n", "", `node-tls-cipher-suites: "X" is not a cipher suite`},
 		{"tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]\n", "", "node-tls-cipher-suites: HTTP/2 with TLS 1.2 needs"},

@@ -540,7 +540,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	declared := d.manifests.Load().Report()
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Config: d.cfg,
-		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Names: d.names.problems(), Tasks: d.tasks(), Room: d.room(), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
+		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Names: d.names.problems(), Tasks: d.tasks(), Room: room(d), Orphans: d.orphans, Damaged: d.journal.Damaged(), Manifests: declared.Problems, IgnoredManifests: declared.Ignored,
 	})
 }
 

@@ -147,7 +147,7 @@ func (d *daemon) tasks() doctor.Tasks {
 }
 
 // room returns how many pods the agent runs, and how many max-pods keeps it from running.
-func (d *daemon) room() doctor.Room {
+func room(d *daemon) doctor.Room {
 	out := doctor.Room{Max: d.cfg.MaxPods}
 	for p := range d.agent.Views() {
 		switch {

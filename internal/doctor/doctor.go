@@ -116,7 +116,7 @@ func (d *diagnosis) pods(h Host) {
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)
 	d.tasks(h.Tasks)
-	d.room(h.Room)
+	h.Room.check(d)
 	networks := h.CNI.Networks()
 	var err error
 	if networks.Err != nil || len(networks.Networks) > 0 {

@@ -89,8 +89,8 @@ func TestFindings(t *testing.T) {
 			"note oom score: oom_score_adj can't be lowered below 100 (no CAP_SYS_RESOURCE): containers that request less get this value",
 			"note security modules: neither AppArmor nor SELinux is in use: profiles and labels are not applied"}},
 
-		"pods": {func(d *diagnosis) { d.room(Room{Pods: 12, Max: 1000}) }, []string{"ok number of pods: 12 of at most 1000"}},
-		"too many pods": {func(d *diagnosis) { d.room(Room{Pods: 6, Max: 6, Waiting: 3}) }, []string{
+		"pods": {func(d *diagnosis) { Room{Pods: 12, Max: 1000}.check(d) }, []string{"ok number of pods: 12 of at most 1000"}},
+		"too many pods": {func(d *diagnosis) { Room{Pods: 6, Max: 6, Waiting: 3}.check(d) }, []string{
 			"warn number of pods: 3 pods wait, as the node runs at most 6 -> raise max-pods in the configuration and restart huskd, or remove pods"}},
 		"processes": {func(d *diagnosis) { d.tasks(Tasks{Node: 32768, Pods: 29491, Own: 7 * 4096, Others: 4096}) }, []string{
 			"ok processes: pods may have 29491 of the node's 32768 processes and threads"}},

@@ -36,8 +36,8 @@ func (d *diagnosis) tasks(t Tasks) {
 // manifests or by an API server.
 type Room struct{ Pods, Max, Waiting int }
 
-// room checks that the node may run all its pods.
-func (d *diagnosis) room(r Room) {
+// check checks that the node may run all its pods.
+func (r Room) check(d *diagnosis) {
 	const name = "number of pods"
 	if r.Waiting > 0 {
 		d.add(name, warn, fmt.Sprintf("%d pods wait, as the node runs at most %d", r.Waiting, r.Max), "raise max-pods in the configuration and restart huskd, or remove pods")
