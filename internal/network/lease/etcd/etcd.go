@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -301,6 +302,9 @@ func (s *Store) Keep(ctx context.Context, session claim.Session, blocks []netip.
 			return err
 		}
 		alive, err := client.KeepAliveOnce(ctx, id)
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			s.ended(session) // the next one would hide it
+		}
 		if err != nil {
 			return err
 		}

@@ -117,18 +117,21 @@ func (s *Store) check(ctx context.Context, client *clientv3.Client) error {
 	if err != nil || left.TTL >= 0 {
 		return err
 	}
+	s.ended(session)
+	return nil
+}
+
+// ended takes note that etcd doesn't have a session of this node: it has lost something, unless the
+// node was away for longer than its session lasts.
+func (s *Store) ended(session claim.Session) {
 	s.mu.Lock()
-	same := s.session == session
-	if same {
+	defer s.mu.Unlock()
+	if s.session == session {
 		s.session = ""
-	}
-	s.mu.Unlock()
-	if same {
 		s.losses.mu.Lock()
 		defer s.losses.mu.Unlock()
 		s.losses.find()
 	}
-	return nil
 }
 
 // deleted is a node of which something was deleted, by revision.

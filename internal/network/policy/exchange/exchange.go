@@ -80,9 +80,10 @@ type Exchange struct {
 	stored map[string]Entry                  // this node's entries in the store
 	others map[string]map[string]*policy.Pod // by node and key
 	doubts doubts                            // which of them
-	// rewinds is the last update's.
-	rewinds int
-	warned  bool // about pods that others aren't told of
+	// rewinds is that of the last update, and complete that of the last update of all entries. A loss
+	// may show itself before the entries are read anew, with which it counts again.
+	rewinds, complete int
+	warned            bool // about pods that others aren't told of
 }
 
 // New returns an Exchange. Run starts it.
@@ -166,15 +167,19 @@ func (e *Exchange) learn(u Update, now time.Time) {
 	if u.All {
 		before := e.others
 		e.stored, e.others, e.known = map[string]Entry{}, map[string]map[string]*policy.Pod{}, true
-		if lost {
-			e.others = before
+		if u.Rewinds > e.complete {
 			for _, of := range before {
 				for key := range of {
 					e.doubts.lose(key, now)
 				}
 			}
-		} else {
-			clear(e.doubts)
+		}
+		e.complete = u.Rewinds
+		for key := range e.doubts {
+			node, _, _ := strings.Cut(key, "/")
+			if p := before[node][key]; p != nil {
+				e.add(key, p)
+			}
 		}
 	}
 	news := u.All
@@ -195,10 +200,7 @@ func (e *Exchange) learn(u Update, now time.Time) {
 			e.cfg.Log.Warn("network policy: what another node says of a pod can't be used", "key", fmt.Sprintf("%.200q", key), "error", err)
 			e.remove(key)
 		} else {
-			if e.others[node] == nil {
-				e.others[node] = map[string]*policy.Pod{}
-			}
-			e.others[node][key] = p
+			e.add(key, p)
 		}
 		news = true
 	}
@@ -220,6 +222,15 @@ func (e *Exchange) learn(u Update, now time.Time) {
 	if news {
 		e.cfg.Others(others)
 	}
+}
+
+// add adds another node's pod. The caller holds e.mu.
+func (e *Exchange) add(key string, p *policy.Pod) {
+	node, _, _ := strings.Cut(key, "/")
+	if e.others[node] == nil {
+		e.others[node] = map[string]*policy.Pod{}
+	}
+	e.others[node][key] = p
 }
 
 // remove removes another node's pod. The caller holds e.mu.
