@@ -55,9 +55,11 @@ func TestBlockLostAndFound(t *testing.T) {
 	t.Parallel()
 	u := node.NewUnderlay(t)
 	s := u.Segment(node.Media{})
-	loser, peer, taker := newMachine(t, s), newMachine(t, s), newMachine(t, s)
-	store := startEtcd(t, taker)
-	for _, m := range []*machine{loser, peer, taker} {
+	loser, peer, server := newMachine(t, s), newMachine(t, s), newMachine(t, s)
+	// Two others, as addresses that a node had before are in quarantine.
+	taker, second := newMachine(t, s), newMachine(t, s)
+	store := startEtcd(t, server)
+	for _, m := range []*machine{loser, peer, taker, second} {
 		m.Binary("husk-wireguard")
 		// There are two blocks of IPv4, and many of IPv6.
 		m.flags = node.Flags("--pod-subnets", "10.201.0.0/23,fd68:7573:6b01::/48", "--network-store", "etcd", "--etcd-endpoints", store.url(), "--etcd-insecure", "--node-name", m.Uplink.Name())
@@ -68,15 +70,15 @@ func TestBlockLostAndFound(t *testing.T) {
 	Reach(t, 30*time.Second, loser, peer)
 
 	// lose has another node take the block, and returns once the loser knows.
-	lose := func(take func()) {
+	lose := func(taker *machine) {
 		t.Helper()
-		u.Filter(loser.Node, taker.Node, "tcp dport 2379", "tcp sport 2379")
+		u.Filter(loser.Node, server.Node, "tcp dport 2379", "tcp sport 2379")
 		store.endSession(loser.Uplink.Name())
-		take()
+		start(t, taker)
 		if got := taker.run("a").address(false); got != pod.address(false) {
 			t.Fatalf("the other node's pod has address %v, want that of the pod, %v", got, pod.address(false))
 		}
-		u.Heal(loser.Node, taker.Node)
+		u.Heal(loser.Node, server.Node)
 		node.Eventually(t, 30*time.Second, func() string {
 			if got := loser.MustHusk("ps"); !strings.Contains(got, "AddressLost") {
 				return "the pod isn't marked:\n" + got + loser.MustHusk("net", "nodes")
@@ -92,7 +94,7 @@ func TestBlockLostAndFound(t *testing.T) {
 	}
 	leave := func(m *machine) {
 		t.Helper()
-		m.MustHusk("rm", "-f", "a")
+		m.MustHusk(append([]string{"rm", "-f"}, m.names...)...)
 		m.pods, m.names = nil, nil
 		m.MustHusk("shutdown", "--leave")
 		if !m.huskd.Wait(30 * time.Second) {
@@ -102,7 +104,7 @@ func TestBlockLostAndFound(t *testing.T) {
 	}
 
 	sandbox := loser.MustHusk("ps", "-o", "custom-columns=ID:.id")
-	lose(func() { start(t, taker) })
+	lose(taker)
 	leave(taker)
 	node.Eventually(t, 30*time.Second, func() string {
 		if got := loser.MustHusk("ps"); !strings.Contains(got, "Running") {
@@ -115,7 +117,7 @@ func TestBlockLostAndFound(t *testing.T) {
 	}
 	Reach(t, 30*time.Second, loser, peer)
 
-	lose(taker.restart)
+	lose(second)
 	loser.huskd.Kill()
 	loser.restart()
 	if got := loser.MustHusk("ps"); !strings.Contains(got, "AddressLost") {
@@ -132,10 +134,10 @@ func TestBlockLostAndFound(t *testing.T) {
 		t.Errorf("no event of the new sandbox:\n%s", got)
 	}
 	loser.runAgain()
-	Reach(t, 30*time.Second, loser, taker)
+	Reach(t, 30*time.Second, loser, second)
 	if got := loser.MustHusk("net", "nodes"); strings.Contains(got, pod.address(false).String()) || strings.Contains(got, "other nodes don't reach") {
 		t.Errorf("a note is left:\n%s", got)
 	}
 	store.stop()
-	remove(t, loser, taker)
+	remove(t, loser, second)
 }
