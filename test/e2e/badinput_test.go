@@ -263,7 +263,7 @@ func TestBadPod(t *testing.T) {
 	for _, c := range []struct{ name, spec, says string }{
 		{"never", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]", `ErrImageNeverPull: image localhost/absent:1 is not present, and imagePullPolicy is Never: load it with husk image load`},
 		{"unreachable", "containers: [{name: c, image: '127.0.0.1:1/absent:1'}]", `(ErrImagePull|ImagePullBackOff): .*127.0.0.1:1/absent:1.*connection refused`},
-		{"unnamed", "containers: [{name: c, image: 'Not A Name!'}]", `(ErrImagePull|ImagePullBackOff): .*image name "Not A Name!" is malformed: .*`},
+		{"unnamed", "containers: [{name: c, image: 'Not A Name!'}]", `InvalidImageName: image name "Not A Name!" is malformed: .*`},
 		{"nocommand", only("command: [/bin/absent]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*/bin/absent: no such file or directory`},
 		{"nopath", only("command: [absent]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*"absent": executable file not found in .PATH`},
 		{"noexec", only("command: [/etc/passwd]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*"/etc/passwd": permission denied`},
