@@ -75,12 +75,12 @@ lint: ## check format, vet, golangci-lint, and that both architectures build
 # Host tests mostly wait, so more of them run at once than there are processors. Those of many nodes
 # keep the processors busy: beside them, the virtual machines of test/vm would run out of time.
 test: deps ## run every test, as root
-	HUSK_HOST_TESTS=1 $(GOTEST) --packages "$$($(GO) list ./... | grep -Ev '/test/(nodes|install)$$' | tr '\n' ' ')" -- -p 3 -parallel 4 -timeout 20m
+	HUSK_HOST_TESTS=1 $(GOTEST) --packages "$$($(GO) list ./... | grep -Ev '/test/(nodes|install)$$' | tr '\n' ' ')" -- -p 3 -parallel 4 -timeout 30m
 	HUSK_HOST_TESTS=1 $(GOTEST) --packages ./test/nodes -- -timeout 30m
 
 race: PACKAGES += $(RACE)
 race: deps ## run the tests of internal and cmd with the race detector, as root
-	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GOTEST) --packages "./internal/... ./cmd/..." -- -race -p 3 -parallel 4 -timeout 20m
+	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GOTEST) --packages "./internal/... ./cmd/..." -- -race -p 3 -parallel 4 -timeout 30m
 
 check: lint race test ## run all that CI runs
 
