@@ -2,35 +2,19 @@ package nodes
 
 import (
 	"context"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-	"google.golang.org/grpc"
 
-	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/test/node"
 )
 
 // endSession does to a node's claims what etcd does when their time is up.
 func (e *etcd) endSession(name string) {
 	e.t.Helper()
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{e.url()}, DialTimeout: 10 * time.Second, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
-			err = netns.Do(e.on.Net(), func() error {
-				conn, err = new(net.Dialer).DialContext(ctx, "tcp", address)
-				return err
-			})
-			return conn, err
-		})},
-	})
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	client := e.client()
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(e.t.Context(), 30*time.Second)
 	defer cancel()
