@@ -29,8 +29,9 @@ type Rejected struct {
 
 const remedy = "install one with: apt-get install runc conmon"
 
-// probeLimit bounds the probe of one runtime.
-const probeLimit = 30 * time.Second
+// probeLimit bounds the probe of one runtime. A machine that has just booted, and emulates another
+// one's processor, takes half a minute.
+const probeLimit = 2 * time.Minute
 
 // self is huskd's own program: another version may probe otherwise.
 const self = "/proc/self/exe"
