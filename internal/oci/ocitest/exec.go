@@ -223,8 +223,8 @@ func execTimeouts(b *subtest) {
 		sleep 1007`
 	for _, tty := range []bool{false, true} {
 		var out screen
-		_, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", script}, Timeout: time.Second, Streams: oci.Streams{Stdout: &out, TTY: tty}})
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1s") {
+		_, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", script}, Timeout: 3 * time.Second, Streams: oci.Streams{Stdout: &out, TTY: tty}})
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "3s") {
 			b.Errorf("exec with a timeout: %v, want a timeout", err)
 		}
 		if got := strings.TrimSpace(out.String()); got != "up" {
