@@ -15,9 +15,9 @@ import (
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func TestApply(t *testing.T) {
@@ -110,7 +110,7 @@ func TestRerun(t *testing.T) {
 		}
 		p, _ = h.Get(uid)
 		if slices.ContainsFunc(p.Sandboxes, func(st sandbox.Status) bool {
-			return st.Config.GetMetadata().GetAttempt() <= attempt && st.State != sandboxstate.Stopped
+			return st.Config.GetMetadata().GetAttempt() <= attempt && view.SandboxState(st) != podplan.SandboxStopped // it may be removed already
 		}) {
 			t.Errorf("rerun %d: the former sandbox isn't stopped", attempt)
 		}
