@@ -184,6 +184,7 @@ func TestWorkloadsAreKept(t *testing.T) {
 			away.knows("shop/db@capp=db [10.201.2.2] []")
 			both := []string{"shop/db@capp=db [10.201.2.2] []", "shop/web@aapp=web [10.201.1.2] []"}
 			other.knows(both...)
+			third.knows(both[1])
 			p.set(true)
 			empty(s)
 			client := s.client("", "")
