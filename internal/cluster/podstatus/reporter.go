@@ -173,6 +173,11 @@ func (r *Reporter) reportAll(ctx context.Context) bool {
 			continue
 		}
 		p, err := r.Agent.Get(string(pod.UID))
+		// Patches of other pods take time, in which the server may have deleted this one: pod must be
+		// at least as new as what made the agent stop it.
+		if newer, ok := r.Pods.Get(pod.Namespace, pod.Name); ok && newer.UID == pod.UID {
+			pod = newer
+		}
 		check("status of pod "+pod.Namespace+"/"+pod.Name, r.reportPod(ctx, pod, p, err == nil))
 	}
 	for _, p := range r.Agent.List() {

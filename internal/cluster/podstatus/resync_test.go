@@ -104,6 +104,59 @@ func TestNotTaken(t *testing.T) {
 	}
 }
 
+// TestDeletedMeanwhile: a pod that is deleted while the statuses of others are sent stays ready, as
+// its containers serve until they end.
+func TestDeletedMeanwhile(t *testing.T) {
+	f := start(t)
+	serving := podplan.Status{Phase: podplan.PhaseRunning, SandboxReady: true, Initialized: true, Serving: true}
+	pods := map[string]*corev1.Pod{}
+	for _, name := range []string{"web", "other"} {
+		pods[name] = parse(t, strings.ReplaceAll(web, "web", name))
+		f.Put(list, onServer(pods[name]))
+	}
+	f.within(10*time.Second, func() string {
+		if n := len(f.Pods.All()); n < len(pods) {
+			return fmt.Sprint(n, " pods are known")
+		}
+		return ""
+	})
+	for name := range pods {
+		status := serving
+		status.Ready = true
+		f.pods.set(agent.Pod{Manifest: pods[name], Source: "api:x", Want: podplan.Run, Status: status})
+	}
+	var once sync.Once
+	f.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPatch {
+			return false
+		}
+		once.Do(func() {
+			name := "web"
+			if strings.Contains(r.URL.Path, "/web/") {
+				name = "other"
+			}
+			gone := onServer(pods[name])
+			gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+			f.Put(list, gone)
+			f.within(10*time.Second, func() string {
+				if pod, ok := f.Pods.Get("default", name); !ok || pod.DeletionTimestamp == nil {
+					return name + " isn't deleted"
+				}
+				return ""
+			})
+			f.pods.set(agent.Pod{Manifest: pods[name], Source: "api:x", Want: podplan.Stop, Status: serving})
+		})
+		return false
+	})
+	f.Nudge()
+	for _, name := range []string{"web", "other"} {
+		body := f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/"+name+"/status", phase("Running"))
+		if strings.Contains(fmt.Sprint(body), "ContainersNotReady") {
+			t.Errorf("the status of %s is %v", name, body["status"])
+		}
+	}
+}
+
 // TestComparesWhileBusy: the status of a pod is compared with the server's also while other pods
 // keep changing.
 func TestComparesWhileBusy(t *testing.T) {
