@@ -27,6 +27,7 @@ const (
 var layer = map[string]int{
 	"api/v1":                            words,
 	"internal/pod":                      words,
+	"internal/manifest/podspec":         words,
 	"internal/backoff":                  words,
 	"internal/oci":                      words,
 	"internal/crashpoint":               words,
