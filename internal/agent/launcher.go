@@ -20,6 +20,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/trace"
@@ -101,13 +102,11 @@ func (l *launcher) portTaken() error {
 	if !l.manifest.Spec.HostNetwork || l.a.cfg.PortTaken == nil {
 		return nil
 	}
-	for _, containers := range [][]corev1.Container{l.manifest.Spec.InitContainers, l.manifest.Spec.Containers} {
-		for _, c := range containers {
-			for _, p := range c.Ports {
-				port := pod.PortMapping{Protocol: pod.Protocol(strings.ToLower(string(p.Protocol))), HostPort: uint16(p.HostPort), Port: uint16(p.ContainerPort)}
-				if err := l.a.cfg.PortTaken(port); err != nil {
-					return err
-				}
+	for c := range podspec.Containers(&l.manifest.Spec) {
+		for _, p := range c.Ports {
+			port := pod.PortMapping{Protocol: pod.Protocol(strings.ToLower(string(p.Protocol))), HostPort: uint16(p.HostPort), Port: uint16(p.ContainerPort)}
+			if err := l.a.cfg.PortTaken(port); err != nil {
+				return err
 			}
 		}
 	}

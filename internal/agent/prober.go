@@ -11,6 +11,7 @@ import (
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -22,8 +23,12 @@ type prober struct {
 }
 
 func hasProbes(pod *corev1.Pod) bool {
-	has := func(c corev1.Container) bool { return probe.HasProbes(&c) }
-	return slices.ContainsFunc(pod.Spec.InitContainers, has) || slices.ContainsFunc(pod.Spec.Containers, has)
+	for c := range podspec.Containers(&pod.Spec) {
+		if probe.HasProbes(c) {
+			return true
+		}
+	}
+	return false
 }
 
 // watch probes the containers that should be running, but for those that skip names. stopping

@@ -16,6 +16,7 @@ import (
 	"github.com/huskd/husk/internal/image/access"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/trace"
 )
 
@@ -69,7 +70,7 @@ func (p *puller) pull(ctx context.Context, name string) {
 // user returns the first container of the pod that has the image.
 func (p *puller) user(name string) string {
 	spec := &p.record().Pod.Spec
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+	for c := range podspec.Containers(spec) {
 		if c.Image == name {
 			return c.Name
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/logs"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
@@ -141,7 +141,7 @@ func (w *worker) observe(seen snapshot) podplan.Observed {
 		})
 	}
 	spec := &w.rec.Pod.Spec
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+	for c := range podspec.Containers(spec) {
 		o.Images[c.Image] = w.images.state(c.Image)
 	}
 	for _, c := range spec.EphemeralContainers {

@@ -69,12 +69,7 @@ func containerMessage(p agent.Pod, c podplan.ContainerStatus) *huskv1.Container 
 		State: string(c.State), Reason: c.Reason, Message: c.Message,
 		Restarts: int32(c.Restarts), ExitCode: int32(c.ExitCode),
 		StartedNs: nanoseconds(c.Started), FinishedNs: nanoseconds(c.Finished),
-		Init: c.Init, Ready: c.Ready,
-	}
-	for i := range p.Manifest.Spec.InitContainers {
-		if ic := &p.Manifest.Spec.InitContainers[i]; ic.Name == c.Name {
-			out.Sidecar = manifest.IsSidecar(ic)
-		}
+		Init: c.Init, Ready: c.Ready, Sidecar: isSidecar(p.Manifest, c.Name),
 	}
 	if i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID }); i >= 0 {
 		out.CreatedNs = nanoseconds(p.Containers[i].Created)

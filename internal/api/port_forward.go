@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +15,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/api/podref"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // FindPorts resolves the name of a pod, or of a workload, and of its ports.
@@ -59,7 +59,7 @@ func resolvePort(p agent.Pod, name string) (int32, error) {
 		return int32(n), nil
 	}
 	var named []string
-	for _, c := range slices.Concat(p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers) {
+	for c := range podspec.Lasting(&p.Manifest.Spec) {
 		for _, port := range c.Ports {
 			switch {
 			case port.Name == name && port.Protocol == corev1.ProtocolTCP:

@@ -8,7 +8,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
-	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // waitsFor returns what a pod waits for until it is ready, in the order in which that must happen.
@@ -48,7 +48,7 @@ func waitsFor(p agent.Pod) (what []string) {
 
 func isSidecar(pod *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool {
-		return c.Name == name && manifest.IsSidecar(&c)
+		return c.Name == name && podspec.IsSidecar(&c)
 	})
 }
 

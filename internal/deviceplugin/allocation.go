@@ -12,7 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // How long a plugin may take.
@@ -142,9 +142,12 @@ func (m *Manager) begin(pod *corev1.Pod) *decision {
 
 // concerns reports whether a pod requests devices. The caller holds m.mu.
 func (m *Manager) concerns(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool {
-		return len(m.requested(&c)) > 0
-	})
+	for c := range podspec.Containers(&pod.Spec) {
+		if len(m.requested(c)) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // requested returns how many devices a container requests, by resource. The caller holds m.mu.
@@ -163,7 +166,7 @@ func (m *Manager) requested(c *corev1.Container) map[string]int {
 func (m *Manager) allocate(ctx context.Context, pod *corev1.Pod, d *decision) error {
 	reusable := map[string][]string{} // by resource
 	for i, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		ends := i < len(pod.Spec.InitContainers) && !manifest.IsSidecar(&c)
+		ends := i < len(pod.Spec.InitContainers) && !podspec.IsSidecar(&c)
 		m.mu.Lock()
 		requested := m.requested(&c)
 		m.mu.Unlock()

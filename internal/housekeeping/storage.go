@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -56,7 +56,7 @@ func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 	if limit := criconfig.StorageLimit(pod); !limit.IsZero() && all > limit.Value() {
 		return fmt.Sprintf("the pod uses %s of disk space, more than the sum of its containers' ephemeral-storage limits, %s", bytes(all), limit.String())
 	}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+	for c := range podspec.Containers(&pod.Spec) {
 		if limit := c.Resources.Limits.StorageEphemeral(); !limit.IsZero() && s.containers[c.Name] > limit.Value() {
 			return fmt.Sprintf("container %s uses %s of disk space, more than its ephemeral-storage limit of %s", c.Name, bytes(s.containers[c.Name]), limit.String())
 		}
@@ -98,7 +98,7 @@ func (s Storage) measure(ctx context.Context, pod *corev1.Pod) diskUsage {
 	if !containers {
 		return out
 	}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+	for c := range podspec.Containers(&pod.Spec) {
 		for _, dir := range s.Layers(pod, c.Name) {
 			out.containers[c.Name] += stats.MeasureDir(ctx, dir).Bytes
 		}

@@ -138,11 +138,6 @@ func pullPolicy(image string) corev1.PullPolicy {
 	return ""
 }
 
-// IsSidecar reports whether an init container keeps running beside the containers.
-func IsSidecar(c *corev1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-}
-
 // forEachContainer calls f for all containers, in the order in which they start.
 func forEachContainer(pod *corev1.Pod, f func(c *corev1.Container, path string, init bool)) {
 	for i := range pod.Spec.InitContainers {

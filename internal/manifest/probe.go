@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // setProbeDefaults sets the defaults of a probe as an API server would. p may be nil.
@@ -66,7 +68,7 @@ func checkProbes(r *report, c *corev1.Container, at string, init bool) {
 	}{{"livenessProbe", c.LivenessProbe}, {"readinessProbe", c.ReadinessProbe}, {"startupProbe", c.StartupProbe}} {
 		switch {
 		case p.probe == nil:
-		case init && !IsSidecar(c):
+		case init && !podspec.IsSidecar(c):
 			r.invalid(at+"."+p.name, onlySidecars)
 		default:
 			checkProbe(r, c, p.probe, at+"."+p.name, p.name == "readinessProbe")
@@ -169,7 +171,7 @@ func checkLifecycle(r *report, c *corev1.Container, at string, init bool, grace 
 	switch {
 	case c.Lifecycle == nil:
 		return
-	case init && !IsSidecar(c):
+	case init && !podspec.IsSidecar(c):
 		r.invalid(at, onlySidecars)
 		return
 	}

@@ -3,6 +3,8 @@ package manifest
 import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // setPodResources sets the requests and limits of the pod as a whole that follow from the others.
@@ -67,7 +69,7 @@ func Total(pod *corev1.Pod, of func(*corev1.Container, corev1.ResourceName) (res
 		if !ok {
 			return &resource.Quantity{}
 		}
-		if IsSidecar(c) {
+		if podspec.IsSidecar(c) {
 			sidecars.Add(q)
 			continue
 		}

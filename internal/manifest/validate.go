@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"cmp"
 	"math"
 	"net/netip"
 	"regexp"
@@ -13,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/sysctl"
 )
 
@@ -298,24 +298,11 @@ func (v *validator) hostPorts() {
 			}
 			path := indexed(container+".ports", i) + ".hostPort"
 			others := taken[p.HostPort]
-			if at := slices.IndexFunc(others, func(o place) bool { return SameHostPort(o.port, p) }); at >= 0 {
+			if at := slices.IndexFunc(others, func(o place) bool { return podspec.SameHostPort(o.port, p) }); at >= 0 {
 				v.invalid(path, "%d/%s is taken by %s: use another", p.HostPort, p.Protocol, others[at].path)
 				continue
 			}
 			taken[p.HostPort] = append(others, place{path, p})
 		}
 	})
-}
-
-// SameHostPort reports whether two ports exclude each other on one node. As for the scheduler, no
-// address, 0.0.0.0 and :: mean all addresses.
-func SameHostPort(a, b corev1.ContainerPort) bool {
-	protocol := func(p corev1.ContainerPort) corev1.Protocol { return cmp.Or(p.Protocol, corev1.ProtocolTCP) }
-	if a.HostPort == 0 || a.HostPort != b.HostPort || protocol(a) != protocol(b) {
-		return false
-	}
-	x, _ := netip.ParseAddr(a.HostIP)
-	y, _ := netip.ParseAddr(b.HostIP)
-	everywhere := func(ip netip.Addr) bool { return !ip.IsValid() || ip.IsUnspecified() }
-	return everywhere(x) || everywhere(y) || x.Unmap() == y.Unmap()
 }

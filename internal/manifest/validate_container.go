@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/manifest/remedy"
 )
 
@@ -93,7 +94,7 @@ func (v *validator) ports(c *corev1.Container, at string, init bool) {
 			v.invalid(at+".hostPort", "%d is not within 1…65535", p.HostPort)
 		case v.pod.Spec.HostNetwork && p.HostPort != p.ContainerPort:
 			v.invalid(at+".hostPort", "%d is not containerPort %d, which hostNetwork requires: remove it", p.HostPort, p.ContainerPort)
-		case init && !IsSidecar(c):
+		case init && !podspec.IsSidecar(c):
 			v.invalid(at+".hostPort", "an init container ends before the pod serves requests: remove it")
 		}
 		if p.HostIP != "" {

@@ -9,6 +9,8 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // JobState is what must be kept of a Job.
@@ -373,10 +375,8 @@ func (j *jobPlan) create(index int32) {
 		pod.Labels = with(pod.Labels, AnnotationIndex, text)
 		pod.Annotations = with(pod.Annotations, AnnotationIndex, text)
 		setHostname(pod, j.Name+"-"+text, "")
-		for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-			for i := range list {
-				list[i].Env = append(list[i].Env, corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: text})
-			}
+		for c := range podspec.Containers(&pod.Spec) {
+			c.Env = append(c.Env, corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: text})
 		}
 	}
 	j.decision.Create = append(j.decision.Create, pod)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // Usage is what a pod or a container uses.
@@ -87,7 +88,7 @@ func Message(t Threshold, o Observations, c Candidate) string {
 	if name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage {
 		return b.String()
 	}
-	for _, spec := range slices.Concat(c.Pod.Spec.Containers, c.Pod.Spec.InitContainers) {
+	for spec := range podspec.Containers(&c.Pod.Spec) {
 		used, known := c.Containers[spec.Name]
 		request := spec.Resources.Requests[name]
 		if known && used.of(name) > request.Value() {

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // simulation simulates a node with one pod, on which anything may fail at any time. It carries out
@@ -67,7 +67,7 @@ func newSimulation(t testing.TB, seed uint64) *simulation {
 // choosePolicies gives some containers their own policy and a rule for exit code 1.
 func (w *simulation) choosePolicies() {
 	for _, c := range w.containers() {
-		if !manifest.IsSidecar(c) {
+		if !podspec.IsSidecar(c) {
 			if !w.chance(4) {
 				continue
 			}
@@ -133,7 +133,7 @@ func (w *simulation) names() string {
 	var out []string
 	for _, c := range w.containers() {
 		name := c.Name
-		if manifest.IsSidecar(c) {
+		if podspec.IsSidecar(c) {
 			name = "s:" + name
 		}
 		out = append(out, name)
@@ -287,7 +287,7 @@ func (w *simulation) addContainer(name string, state ContainerState) *Container 
 // planExit schedules the exit of a process, if it is one that exits by itself.
 func (w *simulation) planExit(id, name string) {
 	spec := w.specOf(name)
-	once := w.isInit(name) && !manifest.IsSidecar(spec)
+	once := w.isInit(name) && !podspec.IsSidecar(spec)
 	switch {
 	case once && w.faultless:
 		w.schedule(w.soon(5), false, "done", func() { w.exit(id, 0) })
@@ -325,7 +325,7 @@ func (w *simulation) exit(id string, code int) {
 		e.count = 0
 	}
 	e.count, e.last = e.count+1, w.now
-	if w.isInit(c.Name) && !manifest.IsSidecar(w.specOf(c.Name)) && code == 0 {
+	if w.isInit(c.Name) && !podspec.IsSidecar(w.specOf(c.Name)) && code == 0 {
 		e.count = 0
 	}
 	w.ends[c.Name] = e
@@ -524,7 +524,7 @@ func (w *simulation) checkOrder(a StartContainer) {
 			return run.Name == c.Name && run.Sandbox == a.Sandbox && run.State != ContainerCreated && w.counts(run)
 		})
 	}) {
-		if w.isInit(a.Name) && !manifest.IsSidecar(w.specOf(a.Name)) {
+		if w.isInit(a.Name) && !podspec.IsSidecar(w.specOf(a.Name)) {
 			w.fail("init container %s is started after the containers", a.Name)
 		}
 		return
@@ -534,7 +534,7 @@ func (w *simulation) checkOrder(a StartContainer) {
 			return
 		}
 		run := w.newest(c.Name)
-		if run == nil || run.Sandbox != a.Sandbox || !w.counts(*run) || manifest.IsSidecar(&c) && run.State != ContainerRunning || !manifest.IsSidecar(&c) && !succeeded(*run) {
+		if run == nil || run.Sandbox != a.Sandbox || !w.counts(*run) || podspec.IsSidecar(&c) && run.State != ContainerRunning || !podspec.IsSidecar(&c) && !succeeded(*run) {
 			w.fail("%s is started before %s has completed", a.Name, c.Name)
 		}
 	}
@@ -575,7 +575,7 @@ func (w *simulation) checkSidecars(c *Container) {
 	w.t.Helper()
 	var order []string
 	for i := range w.spec.Pod.Spec.InitContainers {
-		if s := &w.spec.Pod.Spec.InitContainers[i]; manifest.IsSidecar(s) {
+		if s := &w.spec.Pod.Spec.InitContainers[i]; podspec.IsSidecar(s) {
 			order = append(order, s.Name)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // view indexes the spec and the observed state, and derives facts from them. It decides nothing.
@@ -59,8 +61,7 @@ func (v *view) allContainers() []podContainer {
 	var out []podContainer
 	for i := range v.Pod.Spec.InitContainers {
 		c := &v.Pod.Spec.InitContainers[i]
-		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		out = append(out, podContainer{Container: c, name: c.Name, init: true, runsToCompletion: !sidecar})
+		out = append(out, podContainer{Container: c, name: c.Name, init: true, runsToCompletion: !podspec.IsSidecar(c)})
 	}
 	for i := range v.Pod.Spec.Containers {
 		c := &v.Pod.Spec.Containers[i]

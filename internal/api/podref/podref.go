@@ -7,12 +7,12 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/workload"
 	"github.com/huskd/husk/internal/workload/controller"
 )
@@ -39,10 +39,8 @@ func Container(a *agent.Agent, name, containerName string) (agent.Pod, string, e
 	}
 	// The status of a pod that was just added has no containers yet, so use the manifest.
 	var names []string
-	for _, list := range [][]corev1.Container{p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers} {
-		for i := range list {
-			names = append(names, list[i].Name)
-		}
+	for c := range podspec.Containers(&p.Manifest.Spec) {
+		names = append(names, c.Name)
 	}
 	for i := range p.Manifest.Spec.EphemeralContainers {
 		names = append(names, p.Manifest.Spec.EphemeralContainers[i].Name)

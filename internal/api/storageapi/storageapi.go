@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/workload"
@@ -65,7 +65,7 @@ func (s *Server) templates() []workload.Workload {
 
 // imageNames returns the names of the images of a pod.
 func imageNames(pod *corev1.Pod) (names []string) {
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+	for c := range podspec.Containers(&pod.Spec) {
 		names = append(names, c.Image)
 	}
 	for _, v := range pod.Spec.Volumes {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // described holds the fields of Inspect's answer that a description uses.
@@ -154,9 +155,9 @@ func ended(now, started, finished time.Time, code int, oom bool) string {
 }
 
 func (p *described) spec(name string) *corev1.Container {
-	for _, c := range slices.Concat(p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers) {
+	for c := range podspec.Containers(&p.Manifest.Spec) {
 		if c.Name == name {
-			return &c
+			return c
 		}
 	}
 	return nil // an ephemeral container, which has no probes

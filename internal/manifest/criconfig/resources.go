@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // Conversion of CPU time, in thousandths of a processor, to shares and quota, and the kernel's
@@ -145,7 +146,7 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	}
 	share := unassignedShare(pod)
 	score := burstableScore(c.Resources.Requests.Memory().Value()+share, n.Memory)
-	if manifest.IsSidecar(c) && slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == c.Name }) {
+	if podspec.IsSidecar(c) && slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == c.Name }) {
 		for i := range pod.Spec.Containers {
 			score = min(score, burstableScore(pod.Spec.Containers[i].Resources.Requests.Memory().Value()+share, n.Memory))
 		}

@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/sysctl"
 )
 
@@ -184,7 +184,7 @@ func requestedResources(pod *corev1.Pod) []corev1.ResourceName {
 	if pod.Spec.Resources != nil {
 		lists = append(lists, pod.Spec.Resources.Requests)
 	}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+	for c := range podspec.Containers(&pod.Spec) {
 		lists = append(lists, c.Resources.Requests)
 	}
 	more := map[corev1.ResourceName]bool{}
@@ -226,7 +226,7 @@ func (c candidate) checkAppArmor() (reason, message string) {
 		return p != nil && p.Type != corev1.AppArmorProfileTypeUnconfined
 	}
 	asked := c.pod.Spec.SecurityContext != nil && confined(c.pod.Spec.SecurityContext.AppArmorProfile)
-	for _, c := range slices.Concat(c.pod.Spec.InitContainers, c.pod.Spec.Containers) {
+	for c := range podspec.Containers(&c.pod.Spec) {
 		asked = asked || c.SecurityContext != nil && confined(c.SecurityContext.AppArmorProfile)
 	}
 	if asked && !c.appArmor {
@@ -240,8 +240,8 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 	for _, mine := range lastingPorts(pod) {
 		for _, o := range others {
 			for _, theirs := range lastingPorts(o) {
-				if manifest.SameHostPort(mine, theirs) {
-					return fmt.Sprintf("%d/%s", mine.HostPort, cmp.Or(mine.Protocol, corev1.ProtocolTCP))
+				if podspec.SameHostPort(mine, theirs) {
+					return fmt.Sprintf("%d/%s", mine.HostPort, podspec.Protocol(mine.Protocol))
 				}
 			}
 		}
@@ -251,8 +251,7 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 
 // lastingPorts returns the ports of the containers that run as long as the pod.
 func lastingPorts(pod *corev1.Pod) (out []corev1.ContainerPort) {
-	sidecars := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !manifest.IsSidecar(&c) })
-	for _, c := range slices.Concat(sidecars, pod.Spec.Containers) {
+	for c := range podspec.Lasting(&pod.Spec) {
 		out = append(out, c.Ports...)
 	}
 	return out

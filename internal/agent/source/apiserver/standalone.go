@@ -8,6 +8,7 @@ import (
 
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // tokenSpec is a service account token in a volume of a pod.
@@ -81,12 +82,10 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 			tokens = append(tokens, t)
 		}
 	}
-	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i := range list {
-			list[i].EnvFrom = append([]corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
-				LocalObjectReference: corev1.LocalObjectReference{Name: criconfig.ServicesName(pod)}, Optional: new(true),
-			}}}, list[i].EnvFrom...)
-		}
+	for c := range podspec.Containers(spec) {
+		c.EnvFrom = append([]corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: criconfig.ServicesName(pod)}, Optional: new(true),
+		}}}, c.EnvFrom...)
 	}
 	return out, tokens
 }

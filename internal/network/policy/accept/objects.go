@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/network/policy"
 )
 
@@ -24,13 +25,8 @@ func Pod(p *corev1.Pod) *policy.Pod {
 	if len(p.Status.PodIPs) == 0 {
 		out.Addresses = appendAddress(out.Addresses, p.Status.PodIP)
 	}
-	for i := range p.Spec.Containers {
-		out.Ports = appendPorts(out.Ports, p.Spec.Containers[i].Ports)
-	}
-	for i := range p.Spec.InitContainers {
-		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			out.Ports = appendPorts(out.Ports, c.Ports) // a sidecar
-		}
+	for c := range podspec.Lasting(&p.Spec) {
+		out.Ports = appendPorts(out.Ports, c.Ports)
 	}
 	return out
 }

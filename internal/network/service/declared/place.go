@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/network/service/accept"
 	"github.com/huskd/husk/internal/network/service/placement"
@@ -227,12 +228,10 @@ func (p *place) takenPorts() map[nodePort]string {
 		if of.Finished {
 			continue
 		}
-		for _, containers := range [][]corev1.Container{of.Manifest.Spec.InitContainers, of.Manifest.Spec.Containers} {
-			for i := range containers {
-				for _, port := range containers[i].Ports {
-					if port.HostPort != 0 {
-						out[nodePort{cmp.Or(port.Protocol, corev1.ProtocolTCP), port.HostPort}] = "pod " + of.Name() + ", as its hostPort"
-					}
+		for c := range podspec.Containers(&of.Manifest.Spec) {
+			for _, port := range c.Ports {
+				if port.HostPort != 0 {
+					out[nodePort{podspec.Protocol(port.Protocol), port.HostPort}] = "pod " + of.Name() + ", as its hostPort"
 				}
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/network/service/accept"
 )
@@ -101,25 +102,11 @@ func portsOf(s *corev1.Service, pod *corev1.Pod) (out []service.EndpointPort) {
 		protocol, known := accept.Protocol(p.Protocol)
 		number := p.TargetPort.IntVal
 		if p.TargetPort.Type == intstr.String {
-			number = named(pod, p.TargetPort.StrVal, p.Protocol)
+			number = podspec.Port(&pod.Spec, p.TargetPort.StrVal, p.Protocol)
 		}
 		if known && number > 0 {
 			out = append(out, service.EndpointPort{Name: p.Name, Protocol: protocol, Port: uint16(number)})
 		}
 	}
 	return out
-}
-
-// named returns the number of a named port of a pod's containers, or 0.
-func named(pod *corev1.Pod, name string, protocol corev1.Protocol) int32 {
-	for _, containers := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for i := range containers {
-			for _, p := range containers[i].Ports {
-				if p.Name == name && cmp.Or(p.Protocol, corev1.ProtocolTCP) == cmp.Or(protocol, corev1.ProtocolTCP) {
-					return p.ContainerPort
-				}
-			}
-		}
-	}
-	return 0
 }

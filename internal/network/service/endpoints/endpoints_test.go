@@ -41,7 +41,7 @@ func TestSlices(t *testing.T) {
 	elsewhere := pod("e", "web", 8080, "10.0.0.5")
 	elsewhere.Pod.Namespace = "other"
 	portless := pod("f", "web", 8080, "10.0.0.6")
-	portless.Spec.Containers = nil
+	portless.Spec.InitContainers, portless.Spec.Containers = portless.Spec.Containers, nil // they end before the pod serves
 	pods := []Pod{pod("b", "web", 8081, "10.0.0.2"), pod("a", "web", 8080, "10.0.0.1", "fd00::1"), named, leaving, elsewhere, portless, pod("g", "db", 8080, "10.0.0.7")}
 	text := func() (out string) {
 		for _, slice := range Slices(s, Select(s, pods), "n") {
