@@ -65,10 +65,13 @@ demo-nodes: deps build ## show the pod network of three nodes, made of namespace
 unit: ## run the tests that need no host
 	$(GO) test -short ./internal/... ./cmd/...
 
-lint: ## check format, vet, golangci-lint, and that both architectures build
+lint: PACKAGES = protobuf-compiler
+lint: deps ## check format, vet, golangci-lint, and that both architectures build
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(LINT) run
+	rm -rf out/api && mkdir -p out/api && $(call protoc,out/api)
+	diff -r out/api/api/v1 api/v1 -x husk.proto || { echo "api/v1 is stale: run make generate"; exit 1; }
 	GOARCH=amd64 $(GO) build $(BUILD) -o /dev/null ./cmd/...
 	GOARCH=arm64 $(GO) build $(BUILD) -o /dev/null ./cmd/...
 
@@ -159,7 +162,14 @@ fuzz: ## fuzz every parser of outside input; FUZZTIME=5m each
 	for name in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do echo "$$(dirname $$file) $$name"; \
 	$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(FUZZTIME),30s) $$(dirname $$file) || exit 1; done; done
 
-generate: ## write docs/reference from the code
+# protoc writes the Go code of huskd's API below a directory.
+protoc = GOARCH= GOBIN=$(CURDIR)/bin/protoc $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12 && \
+	GOARCH= GOBIN=$(CURDIR)/bin/protoc $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2 && \
+	protoc --plugin=bin/protoc/protoc-gen-go --plugin=bin/protoc/protoc-gen-go-grpc --go_out=$(1) --go_opt=paths=source_relative --go-grpc_out=$(1) --go-grpc_opt=paths=source_relative api/v1/husk.proto
+
+generate: PACKAGES = protobuf-compiler
+generate: deps ## write api/v1 from its .proto file, and docs/reference from the code
+	$(call protoc,.)
 	$(GO) test ./test/docs -run TestReference -count 1 -update
 
 deps: ## install the Debian packages that are missing
