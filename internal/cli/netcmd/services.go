@@ -37,10 +37,10 @@ type servicePort struct {
 // shownEndpoints is how many endpoints of a port are in the table.
 const shownEndpoints = 3
 
-// ports describes the ports and where they lead.
 // Resource returns the Service's name as kubectl has it.
 func (s serviceView) Resource() string { return "service/" + render.PodName(s.Namespace, s.Name) }
 
+// ports describes the ports and where they lead.
 func (s serviceView) ports() string {
 	var out []string
 	for _, p := range s.Ports {
