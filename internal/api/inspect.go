@@ -60,7 +60,7 @@ type sandboxDocument struct {
 	ID      string     `json:"Id"`
 	Attempt uint32     `json:"Attempt" doc:"number of sandboxes that the pod had before"`
 	Handler string     `json:"RuntimeHandler,omitempty" doc:"runtime handler that the pod names; absent for the default"`
-	State   string     `json:"State" doc:"see the life of a sandbox in docs/architecture.md"`
+	State   string     `json:"State" doc:"reserved, pinning, attaching, starting, ready; killing, detaching, unpinning, stopped; removing, removed"`
 	Reason  string     `json:"Reason,omitempty" doc:"why it isn't ready"`
 	Created time.Time  `json:"Created"`
 	Cgroup  string     `json:"Cgroup" doc:"parent of the containers' cgroups, in each hierarchy"`
