@@ -1,6 +1,7 @@
 package archtest
 
 import (
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -71,13 +73,30 @@ type sourceFile struct {
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
-// load parses all hand-written Go files of the module: test files if tests is set, or else the
-// others.
+// load returns all hand-written Go files of the module: test files if tests is set, or else the
+// others. They are parsed once.
 func load(t *testing.T, tests bool) map[string][]sourceFile {
 	t.Helper()
-	root, err := filepath.Abs("../..")
+	parsed := sources
+	if tests {
+		parsed = testSources
+	}
+	pkgs, err := parsed()
 	if err != nil {
 		t.Fatal(err)
+	}
+	return pkgs
+}
+
+var (
+	sources     = sync.OnceValues(func() (map[string][]sourceFile, error) { return parse(false) })
+	testSources = sync.OnceValues(func() (map[string][]sourceFile, error) { return parse(true) })
+)
+
+func parse(tests bool) (map[string][]sourceFile, error) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return nil, err
 	}
 	pkgs := map[string][]sourceFile{}
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -113,13 +132,10 @@ func load(t *testing.T, tests bool) map[string][]sourceFile {
 		pkgs[pkg] = append(pkgs[pkg], sourceFile{rel, file, fset, strings.Count(string(raw), "\n"), string(raw)})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
+	if err == nil && len(pkgs) == 0 {
+		err = errors.New("no Go files found")
 	}
-	if len(pkgs) == 0 {
-		t.Fatal("no Go files found")
-	}
-	return pkgs
+	return pkgs, err
 }
 
 func TestMaxima(t *testing.T) {
