@@ -69,7 +69,9 @@ type Client struct {
 
 // New returns a client of the huskd that listens at socket: unix:///path, unix:path or a plain
 // path. It connects with the first call. Its error is an AddressError.
-func New(socket string) (*Client, error) {
+func New(socket string) (*Client, error) { return newClient(socket, connectTimeout) }
+
+func newClient(socket string, handshake time.Duration) (*Client, error) {
 	path, err := socketPath(socket)
 	if err != nil {
 		return nil, err
@@ -77,7 +79,7 @@ func New(socket string) (*Client, error) {
 	c := &Client{socket: "unix://" + path}
 	c.cc, err = grpc.NewClient("passthrough:///huskd",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: handshake}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerMax)),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
