@@ -16,6 +16,7 @@ import (
 	"github.com/huskd/husk/internal/api/podref"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/podspec"
 	"github.com/huskd/husk/internal/workload"
 )
 
@@ -69,7 +70,7 @@ func containerMessage(p agent.Pod, c podplan.ContainerStatus) *huskv1.Container 
 		State: string(c.State), Reason: c.Reason, Message: c.Message,
 		Restarts: int32(c.Restarts), ExitCode: int32(c.ExitCode),
 		StartedNs: nanoseconds(c.Started), FinishedNs: nanoseconds(c.Finished),
-		Init: c.Init, Ready: c.Ready, Sidecar: isSidecar(p.Manifest, c.Name),
+		Init: c.Init, Ready: c.Ready, Sidecar: podspec.HasSidecar(&p.Manifest.Spec, c.Name),
 	}
 	if i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID }); i >= 0 {
 		out.CreatedNs = nanoseconds(p.Containers[i].Created)

@@ -1,10 +1,7 @@
 package api
 
 import (
-	"slices"
 	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
@@ -32,7 +29,7 @@ func waitsFor(p agent.Pod) (what []string) {
 		if c.Init && st.Initialized {
 			continue // sidecars included: it doesn't decide whether the pod is ready
 		}
-		one := containerWaitsFor(c, c.Init && !isSidecar(p.Manifest, c.Name))
+		one := containerWaitsFor(c, c.Init && !podspec.HasSidecar(&p.Manifest.Spec, c.Name))
 		if one == "" && c.State == podplan.Waiting && len(what) == 0 {
 			one = "the start of container " + c.Name
 		}
@@ -44,12 +41,6 @@ func waitsFor(p agent.Pod) (what []string) {
 		}
 	}
 	return what
-}
-
-func isSidecar(pod *corev1.Pod, name string) bool {
-	return slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool {
-		return c.Name == name && podspec.IsSidecar(&c)
-	})
 }
 
 // containerWaitsFor returns what a container waits for, or what of it the pod waits for. It is

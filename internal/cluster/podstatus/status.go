@@ -15,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/podspec"
 )
 
 // scheme is the prefix of container IDs, for which a kubelet uses the runtime's name.
@@ -259,7 +260,7 @@ func (c conditions) set(p agent.Pod) {
 	initialized := p.Status.Initialized
 	for _, s := range p.Status.Containers {
 		switch {
-		case s.Init && !initialized && !s.Ready && !s.Up:
+		case s.Init && !initialized && !s.Ready && !(s.Up && podspec.HasSidecar(&c.pod.Spec, s.Name)): // others are complete once they have ended
 			uninitialized = append(uninitialized, s.Name)
 		case !s.Init && !s.Ready:
 			unready = append(unready, s.Name)

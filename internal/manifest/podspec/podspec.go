@@ -39,6 +39,11 @@ func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
+// HasSidecar reports whether a pod has a sidecar of that name.
+func HasSidecar(spec *corev1.PodSpec, name string) bool {
+	return !each(spec.InitContainers, func(c *corev1.Container) bool { return c.Name != name || !IsSidecar(c) })
+}
+
 // Port returns the number of the port of that name and protocol, or 0 if no container that lasts
 // has it. As in Kubernetes' endpoints, an init container that ends has no ports for others.
 func Port(spec *corev1.PodSpec, name string, protocol corev1.Protocol) int32 {

@@ -54,3 +54,11 @@ func TestPort(t *testing.T) {
 		}
 	}
 }
+
+func TestHasSidecar(t *testing.T) {
+	for name, want := range map[string]bool{"setup": false, "sidecar": true, "a": false, "absent": false} {
+		if got := HasSidecar(spec(), name); got != want {
+			t.Errorf("%s: %t, want %t", name, got, want)
+		}
+	}
+}
