@@ -90,7 +90,7 @@ const (
 	reasonCompleted   = "Completed"
 	reasonError       = "Error"
 	reasonOOM         = "OOMKilled"
-	reasonUnknown     = "ContainerStatusUnknown"
+	ReasonUnknown     = "ContainerStatusUnknown"
 	reasonSandbox     = "CreatePodSandboxError"
 	reasonPostStart   = "PostStartHookError"
 )
@@ -265,7 +265,7 @@ func (p reporter) endReason(s Status) string {
 		}
 	}
 	if s.Phase == PhaseFailed {
-		return reasonUnknown
+		return ReasonUnknown
 	}
 	return reasonCompleted
 }
@@ -298,7 +298,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		}
 		return out
 	case ok && run.State == ContainerUnknown:
-		out.State, out.Reason = Running, reasonUnknown
+		out.State, out.Reason = Running, ReasonUnknown
 		return out
 	case ok && run.State == ContainerExited:
 		out.State, out.Reason, out.Message = Terminated, exitReason(run), exitMessage(run)
@@ -310,7 +310,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		return out
 	}
 	if p.Evicted != nil && !ok {
-		out.State, out.Reason, out.Message = Terminated, reasonUnknown, "its record was removed when the pod was evicted"
+		out.State, out.Reason, out.Message = Terminated, ReasonUnknown, "its record was removed when the pod was evicted"
 		out.ExitCode, out.Finished = exitKilled, p.Evicted.At
 		return out
 	}

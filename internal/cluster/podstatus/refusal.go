@@ -112,13 +112,7 @@ func (r *refusal) status(pod *corev1.Pod, node criconfig.Node, now time.Time) co
 		s.Phase = corev1.PodFailed
 		return s
 	}
-	waiting := func(of []corev1.Container) (out []corev1.ContainerStatus) {
-		for i := range of {
-			out = append(out, waitingStatus(&of[i], why))
-		}
-		return out
-	}
-	s.InitContainerStatuses, s.ContainerStatuses = waiting(pod.Spec.InitContainers), waiting(pod.Spec.Containers)
+	s.InitContainerStatuses, s.ContainerStatuses = waiting(pod.Spec.InitContainers, why), waiting(pod.Spec.Containers, why)
 	c := conditions{&s, pod, now}
 	for _, of := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
 		c.put(of, false, why.Reason, why.Message)
@@ -156,6 +150,14 @@ func waitingAsWithKubelet(pod *corev1.Pod, why admission.Refusal, node criconfig
 		}
 	}
 	return statusOf(pod, p, node, now)
+}
+
+// waiting returns the statuses of containers that wait.
+func waiting(containers []corev1.Container, why admission.Refusal) (out []corev1.ContainerStatus) {
+	for i := range containers {
+		out = append(out, waitingStatus(&containers[i], why))
+	}
+	return out
 }
 
 func waitingStatus(c *corev1.Container, why admission.Refusal) corev1.ContainerStatus {

@@ -69,7 +69,10 @@ func TestDeletedBeforeItsRejectionWasSent(t *testing.T) {
 	if s := body["status"].(map[string]any); s["reason"] != "OutOfcpu" {
 		t.Errorf("the status is %v", s)
 	}
-	f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/unknown/status", phase("Failed"))
+	body = f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/unknown/status", phase("Failed"))
+	if s := body["status"].(map[string]any); !strings.Contains(fmt.Sprint(s["containerStatuses"]), "exitCode:137") {
+		t.Errorf("the status is %v", s)
+	}
 	for _, name := range []string{"web", "unknown"} {
 		f.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/"+name, nil)
 	}

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/container"
@@ -86,12 +87,33 @@ func observedGeneration(pod *corev1.Pod, p agent.Pod) int64 {
 }
 
 // neverRan returns the status of a pod that is being deleted and that this node doesn't know. It
-// has failed unless it has ended: whoever holds it by a finalizer gets no other status.
+// has failed unless it has ended: whoever holds it by a finalizer gets no other status. As with a
+// kubelet, containers that ran, or whose turn it was, ended with ContainerStatusUnknown.
 func neverRan(pod *corev1.Pod) corev1.PodStatus {
-	s := pod.Status
-	if s.Phase != corev1.PodSucceeded && s.Phase != corev1.PodFailed {
-		s.Phase, s.ObservedGeneration = corev1.PodFailed, pod.Generation
+	s := *pod.Status.DeepCopy()
+	if s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed {
+		return s
 	}
+	s.Phase, s.ObservedGeneration = corev1.PodFailed, pod.Generation
+	initialized, reason := len(pod.Spec.InitContainers) == 0, podplan.ReasonCreating
+	if !initialized {
+		reason = podplan.ReasonInitializing
+	}
+	ended := func(statuses []corev1.ContainerStatus, containers []corev1.Container) []corev1.ContainerStatus {
+		if len(statuses) == 0 {
+			statuses = waiting(containers, admission.Refusal{Reason: reason})
+		}
+		for i := range statuses {
+			if state := &statuses[i].State; state.Running != nil || initialized && state.Terminated == nil {
+				*state = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+					Reason: podplan.ReasonUnknown, Message: "this node doesn't know the container", ExitCode: 137,
+				}}
+			}
+		}
+		return statuses
+	}
+	s.InitContainerStatuses = ended(s.InitContainerStatuses, pod.Spec.InitContainers)
+	s.ContainerStatuses = ended(s.ContainerStatuses, pod.Spec.Containers)
 	return s
 }
 
