@@ -124,7 +124,7 @@ func Initial(s Spec) Status {
 	p := reporter{view: newView(s, Observed{}, time.Time{})}
 	waiting := func(list []podContainer) (out []ContainerStatus) {
 		for _, c := range list {
-			out = append(out, ContainerStatus{Name: c.name, Image: c.Image, Init: c.init, State: Waiting, Reason: p.notStartedReason()})
+			out = append(out, ContainerStatus{Name: c.name, Image: c.Image, Init: c.init, State: Waiting, Reason: NotStartedReason(p.Pod)})
 		}
 		return out
 	}
@@ -284,7 +284,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		ok = false // it will run again in the new sandbox
 	}
 	if p.o.Starting[c.name] {
-		out.Reason = p.notStartedReason()
+		out.Reason = NotStartedReason(p.Pod)
 		return out
 	}
 	switch {
@@ -353,13 +353,13 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 		if ended {
 			return "", ""
 		}
-		return p.notStartedReason(), ""
+		return NotStartedReason(p.Pod), ""
 	case c.runsToCompletion && ended && run.ExitCode == 0, !c.init && ended && !p.shouldRestart(run), c.ephemeral && ended:
 		return "", ""
 	case c.runsToCompletion && initialized:
 		return "", ""
 	case !c.init && !initialized && !ended:
-		return p.notStartedReason(), ""
+		return NotStartedReason(p.Pod), ""
 	}
 	if reason, message := p.imageReason(c); reason != "" {
 		return reason, message
@@ -369,7 +369,7 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	if delay := b.containerDelay(); delay > 0 && p.now.Before(b.Last.Add(delay)) {
 		if f := p.o.StartFailures[c.name]; f.At.Equal(b.Last) {
 			if f.Reason == ReasonMount {
-				return p.notStartedReason(), f.Message
+				return NotStartedReason(p.Pod), f.Message
 			}
 			return cmp.Or(f.Reason, reasonStart), f.Message
 		}
@@ -382,13 +382,13 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	if ended {
 		return "", ""
 	}
-	return p.notStartedReason(), ""
+	return NotStartedReason(p.Pod), ""
 }
 
-// notStartedReason returns the reason of a container that hasn't started yet, without any failure.
+// NotStartedReason returns the reason of a container that hasn't started yet, without any failure.
 // Like a kubelet's, it is the same for all containers of a pod.
-func (p reporter) notStartedReason() string {
-	if len(p.Pod.Spec.InitContainers) > 0 {
+func NotStartedReason(pod *corev1.Pod) string {
+	if len(pod.Spec.InitContainers) > 0 {
 		return ReasonInitializing
 	}
 	return ReasonCreating

@@ -138,14 +138,10 @@ func (r *refusal) ephemeral(pod *corev1.Pod) (out []corev1.ContainerStatus) {
 // too. Like a kubelet's, it says that the containers are being created; events say what is missing.
 func waitingAsWithKubelet(pod *corev1.Pod, why admission.Refusal, node criconfig.Node, now time.Time) corev1.PodStatus {
 	p := agent.Pod{Manifest: pod, Created: now, Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending, Initialized: len(pod.Spec.InitContainers) == 0}}
-	reason := podplan.ReasonCreating
-	if len(pod.Spec.InitContainers) > 0 {
-		reason = podplan.ReasonInitializing
-	}
 	for i, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for _, c := range list {
 			p.Status.Containers = append(p.Status.Containers, podplan.ContainerStatus{
-				Name: c.Name, Image: c.Image, Init: i == 0, State: podplan.Waiting, Reason: reason, Message: why.Message,
+				Name: c.Name, Image: c.Image, Init: i == 0, State: podplan.Waiting, Reason: podplan.NotStartedReason(pod), Message: why.Message,
 			})
 		}
 	}

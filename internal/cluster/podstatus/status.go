@@ -95,13 +95,10 @@ func neverRan(pod *corev1.Pod) corev1.PodStatus {
 		return s
 	}
 	s.Phase, s.ObservedGeneration = corev1.PodFailed, pod.Generation
-	initialized, reason := len(pod.Spec.InitContainers) == 0, podplan.ReasonCreating
-	if !initialized {
-		reason = podplan.ReasonInitializing
-	}
+	initialized := len(pod.Spec.InitContainers) == 0
 	ended := func(statuses []corev1.ContainerStatus, containers []corev1.Container) []corev1.ContainerStatus {
 		if len(statuses) == 0 {
-			statuses = waiting(containers, admission.Refusal{Reason: reason})
+			statuses = waiting(containers, admission.Refusal{Reason: podplan.NotStartedReason(pod)})
 		}
 		for i := range statuses {
 			if state := &statuses[i].State; state.Running != nil || initialized && state.Terminated == nil {

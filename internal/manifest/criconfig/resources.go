@@ -146,7 +146,7 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	}
 	share := unassignedShare(pod)
 	score := burstableScore(c.Resources.Requests.Memory().Value()+share, n.Memory)
-	if podspec.IsSidecar(c) && slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == c.Name }) {
+	if podspec.HasSidecar(&pod.Spec, c.Name) {
 		for i := range pod.Spec.Containers {
 			score = min(score, burstableScore(pod.Spec.Containers[i].Resources.Requests.Memory().Value()+share, n.Memory))
 		}

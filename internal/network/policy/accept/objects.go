@@ -57,10 +57,7 @@ func appendAddress(to []netip.Addr, text string) []netip.Addr {
 
 func appendPorts(to []policy.NamedPort, ports []corev1.ContainerPort) []policy.NamedPort {
 	for _, p := range ports {
-		protocol, ok := protocols[p.Protocol]
-		if p.Protocol == "" {
-			protocol, ok = policy.TCP, true
-		}
+		protocol, ok := protocols[podspec.Protocol(p.Protocol)]
 		if ok && p.Name != "" && p.ContainerPort > 0 && p.ContainerPort <= 65535 {
 			to = append(to, policy.NamedPort{Name: p.Name, Protocol: protocol, Port: uint16(p.ContainerPort)})
 		}
