@@ -66,7 +66,7 @@ unit: ## run the tests that need no host
 	$(GO) test -short ./internal/... ./cmd/...
 
 lint: PACKAGES = protobuf-compiler
-lint: deps ## check format, vet, golangci-lint, and that both architectures build
+lint: deps ## check format, vet, golangci-lint, generated code, and that both architectures build
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(LINT) run
@@ -87,7 +87,9 @@ race: PACKAGES += $(RACE)
 race: deps ## run the tests of internal and cmd with the race detector, as root
 	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GOTEST) --packages "./internal/... ./cmd/..." -- -race -vet=off -p 3 -parallel 4 -timeout 30m
 
-check: lint test ## run all that CI runs
+# Two runs of make: one would install the packages of only the first target.
+check: ## run all that CI runs
+	.ci/run
 
 test-kubelet: deps ## run a kubelet and a control plane, built here, against huskd, as root
 	$(GO) build -tags crashpoint -o test/interop/kubelet/out/ ./cmd/...
