@@ -29,8 +29,8 @@ type Rejected struct {
 
 const remedy = "install one with: apt-get install runc conmon"
 
-// probeLimit bounds the probe of one runtime. A machine that has just booted, and emulates another
-// one's processor, takes half a minute.
+// probeLimit bounds the probe of one runtime. On an emulated machine that had just booted, one took
+// more than 30 s, and a runtime that is rejected stays so until huskd is started again.
 const probeLimit = 2 * time.Minute
 
 // self is huskd's own program: another version may probe otherwise.
